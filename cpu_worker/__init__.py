@@ -1,0 +1,1 @@
+"""The CPU worker: the paged KV cache and attention over it."""

@@ -1,0 +1,1 @@
+"""The gateway: admits requests, schedules steps, streams tokens."""

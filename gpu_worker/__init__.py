@@ -1,0 +1,1 @@
+"""The GPU worker: dense layers and experts, weights streamed from host memory."""

@@ -1,0 +1,1 @@
+"""MoE-Lens for clients: the generated API (`moelens.v1`)."""
