@@ -1,0 +1,1 @@
+"""C kernels and the shared-memory channel, bound with cffi."""

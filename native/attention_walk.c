@@ -1,0 +1,151 @@
+/* The walk over a sequence's blocks, common to all instruction sets.
+ *
+ * Few queries (decode): block by block, all KV heads of a block, so that memory is read in long
+ * runs. Many queries (prefill): KV head by KV head, a group of rows at a time over all blocks,
+ * so that a group's sums stay in the first-level cache and a head's tiles in the second.
+ * Either way a row meets the same tiles in the same order with the same arithmetic. */
+#include "attention_kernels.h"
+#include "attention_math.h"
+#include "kv_layout.h"
+
+#include <assert.h>
+#include <math.h>
+
+enum {
+    MAX_ROWS = 256,      /* of one pass */
+    QUERY_FLOATS = 8192, /* converted queries of one pass: 32 KB */
+    GROUP_ROWS = 32      /* rows of one KV head in a prefill pass */
+};
+
+typedef struct {
+    const ml_attention_shape *shape;
+    const ml_attend_task *task;
+    const ml_kernel *kernel;
+    uint32_t first_head, end_head; /* KV heads of this pass */
+    uint32_t first_row, end_row;   /* of each of them: row = query * ratio + head in its group */
+    ml_row rows[MAX_ROWS];         /* head by head */
+    float queries[QUERY_FLOATS];
+} pass;
+
+static uint32_t heads_ratio(const ml_attention_shape *shape) {
+    return shape->n_q_heads / shape->n_kv_heads;
+}
+
+static const void *prepare_query(pass *p, uint32_t index, const char *q) {
+    const uint32_t head_dim = p->shape->head_dim;
+    if (p->shape->kv_dtype == ML_FP32 || p->kernel->q_dtype != ML_FP32) return q;
+    float *converted = p->queries + index * head_dim;
+    const uint16_t *source = (const uint16_t *)(const void *)q;
+    for (uint32_t d = 0; d < head_dim; d++) converted[d] = ml_float_from_bf16(source[d]);
+    return converted;
+}
+
+static void start_row(pass *p, uint32_t index, uint32_t head, uint32_t row) {
+    const ml_attend_task *task = p->task;
+    const uint32_t ratio = heads_ratio(p->shape), head_dim = p->shape->head_dim;
+    const uint32_t query = row / ratio, q_head = head * ratio + row % ratio;
+    const size_t q_head_bytes = head_dim * ml_element_bytes(p->shape->kv_dtype);
+    const char *q = (const char *)task->q + query * task->q_row_stride_bytes + q_head * q_head_bytes;
+    ml_row *state = p->rows + index;
+    state->q = prepare_query(p, index, q);
+    state->acc = task->out + ((size_t)query * p->shape->n_q_heads + q_head) * head_dim;
+    state->last_visible = task->query_position + query;
+    state->reference = -INFINITY;
+    for (int i = 0; i < 16; i++) state->sum[i] = 0.0f;
+    for (uint32_t d = 0; d < head_dim; d++) state->acc[d] = 0.0f;
+}
+
+/* Normalises the row's output in place; returns its log-sum-exp. */
+static float finish_row(const ml_row *row, uint32_t head_dim) {
+    float sum = 0.0f;
+    for (int i = 0; i < 16; i++) sum += row->sum[i];
+    if (row->reference == -INFINITY) return -INFINITY;
+    const float inverse = 1.0f / sum;
+    for (uint32_t d = 0; d < head_dim; d++) row->acc[d] *= inverse;
+    return (row->reference + log2f(sum)) * ML_LN2;
+}
+
+static const char *block_at(const pass *p, uint32_t position) {
+    const int32_t number = p->task->block_table[position / ML_BLOCK_TOKENS];
+    return (const char *)p->task->arena_layer + (size_t)number * ml_kv_block_bytes(p->shape);
+}
+
+/* All rows of one KV head over one tile; later calls find the tile in the cache. */
+static void walk_tile(pass *p, ml_row *rows, ml_tile *tile) {
+    const uint32_t n_rows = p->end_row - p->first_row, step = p->kernel->rows_per_call;
+    for (uint32_t row = 0; row < n_rows; row += step) {
+        const uint32_t left = n_rows - row, n = left < step ? left : step;
+        /* Rows are in order of position: the last one sees most. */
+        if (rows[row + n - 1].last_visible < tile->position) continue;
+        p->kernel->tile(rows + row, n, tile);
+        tile->prefetch = tile->kv;
+    }
+}
+
+static void walk_blocks(pass *p) {
+    const ml_attend_task *task = p->task;
+    const uint32_t n_rows = p->end_row - p->first_row;
+    const size_t tile_bytes = ml_tile_bytes(p->shape);
+    ml_tile tile = {.head_dim = p->shape->head_dim,
+                    .kv_end = task->kv_end,
+                    .scale_log2 = task->scale * ML_LOG2E};
+    const uint32_t last_visible = p->rows[n_rows - 1].last_visible;
+    const uint32_t end = last_visible < task->kv_end ? last_visible + 1u : task->kv_end;
+    for (tile.position = task->kv_begin; tile.position < end; tile.position += ML_BLOCK_TOKENS) {
+        const char *block = block_at(p, tile.position);
+        for (uint32_t head = p->first_head; head < p->end_head; head++) {
+            tile.kv = tile.prefetch = block + head * tile_bytes;
+            walk_tile(p, p->rows + (head - p->first_head) * n_rows, &tile);
+        }
+    }
+}
+
+static void run_pass(pass *p) {
+    const ml_attention_shape *shape = p->shape;
+    const uint32_t ratio = heads_ratio(shape);
+    uint32_t index = 0;
+    for (uint32_t head = p->first_head; head < p->end_head; head++)
+        for (uint32_t row = p->first_row; row < p->end_row; row++)
+            start_row(p, index++, head, row);
+    walk_blocks(p);
+    index = 0;
+    for (uint32_t head = p->first_head; head < p->end_head; head++) {
+        for (uint32_t row = p->first_row; row < p->end_row; row++) {
+            const size_t q_head = head * ratio + row % ratio;
+            p->task->lse[row / ratio * shape->n_q_heads + q_head] =
+                finish_row(p->rows + index++, shape->head_dim);
+        }
+    }
+}
+
+static uint32_t rows_that_fit(const ml_attention_shape *shape, uint32_t at_most) {
+    const uint32_t fit = QUERY_FLOATS / shape->head_dim;
+    return fit < at_most ? fit : at_most;
+}
+
+void ml_attend(const ml_attention_shape *shape, const ml_attend_task *task) {
+    assert(ml_shape_error(shape) == NULL);
+    assert(task->kv_begin % ML_BLOCK_TOKENS == 0);
+    pass p;
+    p.shape = shape;
+    p.task = task;
+    p.kernel = ml_kernel_for(shape->kv_dtype);
+    const uint32_t rows_per_head = task->n_queries * heads_ratio(shape);
+    if (rows_per_head * shape->n_kv_heads <= rows_that_fit(shape, MAX_ROWS)) {
+        if (task->n_queries == 0) return;
+        p.first_head = p.first_row = 0;
+        p.end_head = shape->n_kv_heads;
+        p.end_row = rows_per_head;
+        run_pass(&p);
+        return;
+    }
+    const uint32_t group = rows_that_fit(shape, GROUP_ROWS);
+    for (p.first_head = 0; p.first_head < shape->n_kv_heads; p.first_head++) {
+        p.end_head = p.first_head + 1;
+        for (p.first_row = 0; p.first_row < rows_per_head; p.first_row = p.end_row) {
+            const uint32_t left = rows_per_head - p.first_row;
+            p.end_row = p.first_row + (left < group ? left : group);
+            run_pass(&p);
+        }
+    }
+}
