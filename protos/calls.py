@@ -1,0 +1,116 @@
+"""Around every call of our services: errors become statuses, calls in flight are counted."""
+
+import asyncio
+import contextlib
+import inspect
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
+
+import grpc
+import structlog
+
+from protos import errors
+
+log = structlog.get_logger("calls")
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic at run time
+    """Interceptor over the services named; health and reflection pass it by.
+
+    `in_flight` counts the calls being answered; `idle` is set while there is none. While `closed`
+    holds a reason, new calls are refused with UNAVAILABLE.
+    """
+
+    def __init__(self, service_names: Sequence[str]) -> None:
+        self._prefixes = tuple(f"/{name}/" for name in service_names)
+        self.in_flight = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.closed = ""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        """Wrap the handler of one call of ours."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or not method.startswith(self._prefixes):
+            return handler
+        return self._wrapped(handler, method)
+
+    def _wrapped(self, handler: Any, method: str) -> Handler:
+        behaviour = (
+            handler.unary_unary
+            or handler.unary_stream
+            or handler.stream_unary
+            or handler.stream_stream
+        )
+
+        async def answer(request: Any, context: Context) -> Any:
+            async with self._call(method, context):
+                return await behaviour(request, context)
+
+        async def stream(request: Any, context: Context) -> None:
+            # Closed here rather than by the garbage collector: a client that left frees at once
+            # what its call holds.
+            async with (
+                self._call(method, context),
+                contextlib.aclosing(behaviour(request, context)) as responses,
+            ):
+                async for response in responses:
+                    await context.write(response)
+
+        make = _HANDLERS[handler.request_streaming, handler.response_streaming]
+        return make(
+            stream if inspect.isasyncgenfunction(behaviour) else answer,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _call(self, method: str, context: Context) -> AsyncIterator[None]:
+        self._enter()
+        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.bind_contextvars(method=method, call=uuid.uuid4().hex[:12])
+        try:
+            if self.closed:
+                raise errors.Unavailable(self.closed, reason="STOPPING")
+            yield
+        except errors.ServiceError as error:
+            log.info("call failed", code=error.code.name, error=str(error), reason=error.reason)
+            await _abort(context, error)
+        except (grpc.aio.AbortError, asyncio.CancelledError):
+            raise
+        except Exception:
+            log.exception("bug")
+            await _abort(context, errors.ServiceError(errors.BUG_MESSAGE))
+        finally:
+            self._leave()
+
+    def _enter(self) -> None:
+        self.in_flight += 1
+        self.idle.clear()
+
+    def _leave(self) -> None:
+        self.in_flight -= 1
+        if not self.in_flight:
+            self.idle.set()
+
+
+_HANDLERS: dict[tuple[bool, bool], Callable[..., Handler]] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
+async def _abort(context: Context, error: errors.ServiceError) -> None:
+    metadata = ((errors.DETAILS_KEY, errors.status_details(error)),)
+    await context.abort(error.code, str(error), metadata)
