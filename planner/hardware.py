@@ -12,6 +12,14 @@ from planner.errors import InvalidInputError, nearest, reject_unknown_keys
 SCHEMA = "moe-lens/hardware/1"
 
 PROVENANCES = ("measured", "datasheet", "assumed")
+_PER_GPU = (
+    "gpu_flops_per_s",
+    "gpu_sustained_flops_per_s",
+    "gpu_memory_bytes",
+    "gpu_memory_bytes_per_s",
+    "link_h2d_bytes_per_s",
+    "link_d2h_bytes_per_s",
+)
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,17 @@ class HardwareSpec:
     def quantities(self) -> dict[str, Quantity | None]:
         """Every quantity by its name, unknown ones included."""
         return {name: getattr(self, name) for name in QUANTITY_FIELDS}
+
+    def combined(self) -> "HardwareSpec":
+        """All GPUs as one: each streams and computes its equal share of every layer over a link of
+        its own, so rates and memories add up. Measured device times are of the whole already."""
+        scaled: dict[str, Quantity | None] = {}
+        for name in _PER_GPU if self.gpu_count > 1 else ():
+            one: Quantity | None = getattr(self, name)
+            if one is not None:
+                source = f"{self.gpu_count} x {one.source}"
+                scaled[name] = Quantity(one.value * self.gpu_count, one.provenance, source)
+        return replace(self, gpu_count=1, **scaled)  # type: ignore[arg-type]
 
     def with_values(self, provenance: str, source: str, **values: float | None) -> "HardwareSpec":
         """A copy with some quantities set; a value of None makes a quantity unknown."""
