@@ -77,7 +77,7 @@ def from_bf16(values: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 
 def new_arena(shape: AttentionShape, n_blocks: int, fill: int = 0) -> NDArray[np.uint8]:
-    """One layer of `n_blocks` blocks, every byte `fill`: (n_blocks, block_bytes), 64-byte aligned."""
+    """One layer of `n_blocks` blocks of bytes `fill`: (n_blocks, block_bytes), 64-byte aligned."""
     size = n_blocks * shape.block_bytes
     raw = np.full(size + 63, fill, dtype=np.uint8)
     start = -raw.ctypes.data % 64

@@ -6,9 +6,9 @@
 
 static const ml_kernel *const kernels[ML_ISA_COUNT][ML_BF16 + 1] = {
     [ML_ISA_SCALAR] = {[ML_FP32] = &ml_scalar_fp32, [ML_BF16] = &ml_scalar_bf16},
-    [ML_ISA_AVX2] = {[ML_FP32] = &ml_scalar_fp32, [ML_BF16] = &ml_scalar_bf16},
-    [ML_ISA_AVX512] = {[ML_FP32] = &ml_scalar_fp32, [ML_BF16] = &ml_scalar_bf16},
-    [ML_ISA_AVX512_BF16] = {[ML_FP32] = &ml_scalar_fp32, [ML_BF16] = &ml_scalar_bf16},
+    [ML_ISA_AVX2] = {[ML_FP32] = &ml_avx2_fp32, [ML_BF16] = &ml_avx2_bf16},
+    [ML_ISA_AVX512] = {[ML_FP32] = &ml_avx512_fp32, [ML_BF16] = &ml_avx512_bf16},
+    [ML_ISA_AVX512_BF16] = {[ML_FP32] = &ml_avx512_fp32, [ML_BF16] = &ml_avx512_bf16_bf16},
 };
 
 const ml_kernel *ml_kernel_for(uint32_t kv_dtype) { return kernels[ml_isa_selected()][kv_dtype]; }

@@ -13,8 +13,7 @@ typedef struct {
     float *acc;            /* (head_dim) */
     uint32_t last_visible; /* position */
     float reference;       /* -infinity until a position has been seen */
-    float pad[10];
-    float sum[16]; /* by position modulo 16 */
+    _Alignas(64) float sum[16]; /* by position modulo 16 */
 } ml_row;
 _Static_assert(sizeof(ml_row) == 128, "a row is two cache lines");
 

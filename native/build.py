@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # fp-contract=off: a*b+c is fused only where the code says so, so that the compiler cannot make
 # two instantiations of one loop round differently.
 FLAGS = [
-    "-std=c11", "-O3", "-Wall", "-Wextra", "-Werror",
+    "-std=c11", "-O3", "-Wall", "-Wextra", "-Werror", "-Wno-psabi",
     "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fvisibility=hidden",
 ]  # fmt: skip
 
@@ -59,6 +59,9 @@ ATTENTION_SOURCES = [
     "attention_dispatch.c",
     "attention_walk.c",
     "attention_scalar.c",
+    "attention_avx2.c",
+    "attention_avx512.c",
+    "attention_avx512_bf16.c",
     "kv_layout.c",
     "merge.c",
 ]
@@ -75,7 +78,40 @@ def attention_builder(root: str = "") -> FFI:
     )
 
 
-BUILDERS = {"attention": attention_builder}
+GEMM_SOURCES = [
+    "thread_pool.c",
+    "gemm.c",
+    "gemm_pack.c",
+    "gemm_scalar.c",
+    "gemm_avx2.c",
+    "gemm_avx512.c",
+    "gemm_avx512_bf16.c",
+    "layer_ops.c",
+    "moe.c",
+    "host_memory.c",
+]
+
+
+def gemm_builder(root: str = "") -> FFI:
+    """The CPU device's compute: thread pool, matrix products, layer operations."""
+    return builder(
+        "_gemm",
+        headers=[
+            "cpu_features.h",
+            "dtype.h",
+            "thread_pool.h",
+            "gemm.h",
+            "layer_ops.h",
+            "moe.h",
+            "host_memory.h",
+        ],
+        sources=["cpu_features.c", *GEMM_SOURCES],
+        libraries=["m"],
+        root=root,
+    )
+
+
+BUILDERS = {"attention": attention_builder, "gemm": gemm_builder}
 
 
 def build_in_place(name: str) -> Path:

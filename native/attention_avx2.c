@@ -1,0 +1,193 @@
+/* Attention tiles with AVX2 and FMA, for FP32 and BF16 caches. A vector holds half a tile's tokens
+ * or 8 dimensions; with 16 registers, 4 rows at a time. */
+#pragma GCC target("avx2,fma")
+
+#include "attention_kernels.h"
+#include "attention_math.h"
+#include "attention_x86.h"
+
+enum { ROWS = 4, HALF = 32 /* bytes */ };
+
+INLINE __m256 low_halves(__m256i pairs) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+}
+
+INLINE __m256 high_halves(__m256i pairs) {
+    return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000u)));
+}
+
+INLINE __m256 load_floats(const char *at) { return _mm256_load_ps((const float *)(const void *)at); }
+
+INLINE __m256i load_pairs(const char *at) {
+    return _mm256_load_si256((const __m256i *)(const void *)at);
+}
+
+/* 2^x for x <= 127; below -126 it is 2^-126. */
+INLINE __m256 exp2_avx2(__m256 x) {
+    const __m256 magic = _mm256_set1_ps(12582912.0f); /* see ml_exp2 */
+    x = _mm256_max_ps(x, _mm256_set1_ps(-126.0f));
+    const __m256 shifted = _mm256_add_ps(x, magic);
+    const __m256 f = _mm256_sub_ps(x, _mm256_sub_ps(shifted, magic));
+    __m256 p = _mm256_set1_ps(ML_EXP2_C6);
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(ML_EXP2_C5));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(ML_EXP2_C4));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(ML_EXP2_C3));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(ML_EXP2_C2));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(ML_EXP2_C1));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(ML_EXP2_C0));
+    const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent));
+}
+
+/* Dimensions 2 i and 2 i + 1 of 8 tokens; k is [head_dim / 2][16][2] or [head_dim][16]. */
+INLINE void load_k(const char *k, uint32_t i, int half, const int is_bf16, __m256 *even,
+                   __m256 *odd) {
+    if (is_bf16) {
+        const __m256i pairs = load_pairs(k + i * LINE + half * HALF);
+        *even = low_halves(pairs);
+        *odd = high_halves(pairs);
+    } else {
+        *even = load_floats(k + i * 2 * LINE + half * HALF);
+        *odd = load_floats(k + i * 2 * LINE + LINE + half * HALF);
+    }
+}
+
+/* score[r][half] = q . k by token. */
+INLINE void scores(const ml_row *rows, const ml_tile *tile, const int n_rows, const int is_bf16,
+                   __m256 (*score)[2]) {
+    const int lines = is_bf16 ? 1 : 2;
+    const char *ahead = tile->prefetch;
+    const float *q[ROWS];
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        q[r] = rows[r].q;
+        score[r][0] = score[r][1] = _mm256_setzero_ps();
+    }
+    for (uint32_t i = 0; i < tile->head_dim / 2; i++) {
+        UNROLL for (int l = 0; l < lines; l++) fetch(ahead + (i * lines + l) * LINE);
+        UNROLL for (int half = 0; half < 2; half++) {
+            __m256 even, odd;
+            load_k(tile->kv, i, half, is_bf16, &even, &odd);
+            UNROLL for (int r = 0; r < n_rows; r++) {
+                __m256 *s = &score[r][half];
+                *s = _mm256_fmadd_ps(even, _mm256_broadcast_ss(q[r] + 2 * i), *s);
+                *s = _mm256_fmadd_ps(odd, _mm256_broadcast_ss(q[r] + 2 * i + 1), *s);
+            }
+        }
+    }
+}
+
+INLINE float reduce_max(__m256 x) {
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+
+/* Raises the row's reference to the maximum of the visible scores (the others are -infinity);
+ * returns the factor for its earlier sums. Seldom called. */
+static __attribute__((noinline)) float raise_reference(ml_row *row, __m256 score0, __m256 score1) {
+    const float maximum = reduce_max(_mm256_max_ps(score0, score1));
+    const float step = row->reference - maximum; /* -infinity for the first tile */
+    row->reference = maximum;
+    return step < -126.0f ? 0.0f : ml_exp2(step);
+}
+
+/* All ones for the visible tokens of a half. */
+INLINE __m256 visible_lanes(uint32_t visible, int half) {
+    const __m256i token = _mm256_add_epi32(_mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0),
+                                           _mm256_set1_epi32(8 * half));
+    return _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)visible), token));
+}
+
+/* Turns a row's scores into weights 2^(scale score - reference), 0 where it may not see, and adds
+ * them to its sums; returns the factor for the row's earlier sums. */
+INLINE float weigh(ml_row *row, const ml_tile *tile, __m256 *score, float *weights) {
+    const __m256 none = _mm256_set1_ps(-__builtin_inff());
+    const __m256 limit = _mm256_set1_ps(row->reference + ML_REFERENCE_SLACK);
+    const uint32_t visible = ml_visible_tokens(row, tile);
+    __m256 lanes[2], over = _mm256_setzero_ps();
+    float rescale = 1.0f;
+    UNROLL for (int half = 0; half < 2; half++) {
+        lanes[half] = visible_lanes(visible, half);
+        const __m256 scaled = _mm256_mul_ps(score[half], _mm256_set1_ps(tile->scale_log2));
+        score[half] = _mm256_blendv_ps(none, scaled, lanes[half]);
+        over = _mm256_or_ps(over, _mm256_cmp_ps(score[half], limit, _CMP_GT_OQ));
+    }
+    if (__builtin_expect(_mm256_movemask_ps(over), 0))
+        rescale = raise_reference(row, score[0], score[1]);
+    UNROLL for (int half = 0; half < 2; half++) {
+        const __m256 x = _mm256_sub_ps(score[half], _mm256_set1_ps(row->reference));
+        const __m256 weight = _mm256_and_ps(exp2_avx2(x), lanes[half]);
+        const __m256 sum = _mm256_load_ps(row->sum + 8 * half);
+        _mm256_store_ps(weights + 8 * half, weight);
+        _mm256_store_ps(row->sum + 8 * half,
+                        _mm256_fmadd_ps(sum, _mm256_set1_ps(rescale), weight));
+    }
+    return rescale;
+}
+
+/* 8 dimensions of tokens 2 i and 2 i + 1; v is [8][head_dim][2] or [16][head_dim]. */
+INLINE void load_v(const char *v, uint32_t head_dim, int i, const int is_bf16, __m256 *first,
+                   __m256 *second) {
+    if (is_bf16) {
+        const __m256i pairs = load_pairs(v + (size_t)i * head_dim * 4u);
+        *first = low_halves(pairs);
+        *second = high_halves(pairs);
+    } else {
+        const char *line = v + (size_t)i * head_dim * 8u;
+        *first = load_floats(line);
+        *second = load_floats(line + head_dim * 4u);
+    }
+}
+
+/* acc = acc rescale + weights v for 16 dimensions from `dim` on. */
+INLINE void values(ml_row *rows, const ml_tile *tile, const int n_rows, const int is_bf16,
+                   uint32_t dim, float (*weights)[ML_BLOCK_TOKENS], const float *rescale) {
+    const size_t element = is_bf16 ? 2 : 4, row_bytes = tile->head_dim * (is_bf16 ? 4u : 8u);
+    const size_t offset = tile->head_dim * ML_BLOCK_TOKENS * element + dim * 4u;
+    const char *v = (const char *)tile->kv + offset, *ahead = tile->prefetch + offset;
+    __m256 sum[2 * ROWS];
+    UNROLL for (int i = 0; i < 2 * n_rows; i++) sum[i] = _mm256_setzero_ps();
+    for (int i = 0; i < ML_BLOCK_TOKENS / 2; i++) {
+        fetch(ahead + i * row_bytes);
+        if (!is_bf16) fetch(ahead + i * row_bytes + row_bytes / 2);
+        UNROLL for (int c = 0; c < 2; c++) {
+            __m256 first, second;
+            load_v(v + c * HALF, tile->head_dim, i, is_bf16, &first, &second);
+            UNROLL for (int r = 0; r < n_rows; r++) {
+                __m256 *s = sum + 2 * r + c;
+                *s = _mm256_fmadd_ps(first, _mm256_broadcast_ss(&weights[r][2 * i]), *s);
+                *s = _mm256_fmadd_ps(second, _mm256_broadcast_ss(&weights[r][2 * i + 1]), *s);
+            }
+        }
+    }
+    UNROLL for (int i = 0; i < 2 * n_rows; i++) {
+        float *acc = rows[i / 2].acc + dim + 8 * (i % 2);
+        const __m256 factor = _mm256_set1_ps(rescale[i / 2]);
+        _mm256_storeu_ps(acc, _mm256_fmadd_ps(_mm256_loadu_ps(acc), factor, sum[i]));
+    }
+}
+
+INLINE void tile_rows(ml_row *rows, const ml_tile *tile, const int n_rows, const int is_bf16) {
+    _Alignas(32) float weights[ROWS][ML_BLOCK_TOKENS];
+    __m256 score[ROWS][2];
+    float rescale[ROWS];
+    scores(rows, tile, n_rows, is_bf16, score);
+    UNROLL for (int r = 0; r < n_rows; r++)
+        rescale[r] = weigh(rows + r, tile, score[r], weights[r]);
+    for (uint32_t dim = 0; dim < tile->head_dim; dim += 16)
+        values(rows, tile, n_rows, is_bf16, dim, weights, rescale);
+}
+
+INLINE void rows_fp32(ml_row *rows, const ml_tile *tile, const int n_rows) {
+    tile_rows(rows, tile, n_rows, 0);
+}
+
+INLINE void rows_bf16(ml_row *rows, const ml_tile *tile, const int n_rows) {
+    tile_rows(rows, tile, n_rows, 1);
+}
+
+DEFINE_TILE_FUNCTION(tile_fp32, rows_fp32, ROW_CASES_4)
+DEFINE_TILE_FUNCTION(tile_bf16, rows_bf16, ROW_CASES_4)
+
+const ml_kernel ml_avx2_fp32 = {tile_fp32, ROWS, ML_FP32};
+const ml_kernel ml_avx2_bf16 = {tile_bf16, ROWS, ML_FP32};

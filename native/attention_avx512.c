@@ -1,0 +1,130 @@
+/* Attention tiles with AVX-512 (F, BW, DQ, VL) in FP32 arithmetic, for FP32 and BF16 caches. */
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")
+
+#include "attention_kernels.h"
+#include "attention_avx512.h"
+
+enum { ROWS = 8 };
+
+/* The two BF16 of each dword as FP32. */
+INLINE __m512 low_halves(__m512i pairs) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+}
+
+INLINE __m512 high_halves(__m512i pairs) {
+    return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000u)));
+}
+
+/* Dimensions 2 i and 2 i + 1 of 16 tokens; k is [head_dim / 2][16][2] or [head_dim][16]. */
+INLINE void load_k(const char *k, uint32_t i, const int is_bf16, __m512 *even, __m512 *odd) {
+    if (is_bf16) {
+        const __m512i pairs = _mm512_load_si512(k + i * LINE);
+        *even = low_halves(pairs);
+        *odd = high_halves(pairs);
+    } else {
+        *even = _mm512_load_ps(k + i * 2 * LINE);
+        *odd = _mm512_load_ps(k + i * 2 * LINE + LINE);
+    }
+}
+
+/* score[r] = q . k by token; even and odd dimensions apart, two chains hide the latency. */
+INLINE void scores(const ml_row *rows, const ml_tile *tile, const int n_rows, const int is_bf16,
+                   __m512 *score) {
+    const int lines = is_bf16 ? 1 : 2;
+    const char *ahead = tile->prefetch;
+    const float *q[ROWS];
+    __m512 odd_sum[ROWS];
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        q[r] = rows[r].q;
+        score[r] = odd_sum[r] = _mm512_setzero_ps();
+    }
+    for (uint32_t i = 0; i < tile->head_dim / 2; i++) {
+        __m512 even, odd;
+        load_k(tile->kv, i, is_bf16, &even, &odd);
+        UNROLL for (int l = 0; l < lines; l++) fetch(ahead + (i * lines + l) * LINE);
+        UNROLL for (int r = 0; r < n_rows; r++) {
+            score[r] = _mm512_fmadd_ps(even, _mm512_set1_ps(q[r][2 * i]), score[r]);
+            odd_sum[r] = _mm512_fmadd_ps(odd, _mm512_set1_ps(q[r][2 * i + 1]), odd_sum[r]);
+        }
+    }
+    UNROLL for (int r = 0; r < n_rows; r++) score[r] = _mm512_add_ps(score[r], odd_sum[r]);
+}
+
+/* 16 dimensions of tokens 2 i and 2 i + 1; v is [8][head_dim][2] or [16][head_dim]. */
+INLINE void load_v(const char *v, uint32_t head_dim, int i, const int is_bf16, __m512 *first,
+                   __m512 *second) {
+    if (is_bf16) {
+        const __m512i pairs = _mm512_load_si512(v + (size_t)i * head_dim * 4u);
+        *first = low_halves(pairs);
+        *second = high_halves(pairs);
+    } else {
+        const char *line = v + (size_t)i * head_dim * 8u;
+        *first = _mm512_load_ps(line);
+        *second = _mm512_load_ps(line + head_dim * 4u);
+    }
+}
+
+INLINE void fetch_v(const char *ahead, uint32_t head_dim, int i, const int is_bf16) {
+    const char *line = ahead + (size_t)i * head_dim * (is_bf16 ? 4u : 8u);
+    fetch(line);
+    if (!is_bf16) fetch(line + head_dim * 4u);
+}
+
+/* acc = acc rescale + weights v for `columns` vectors of 16 dimensions from `dim` on. */
+INLINE void values(ml_row *rows, const ml_tile *tile, const int n_rows, const int columns,
+                   const int is_bf16, uint32_t dim, float (*weights)[ML_BLOCK_TOKENS],
+                   const float *rescale) {
+    const size_t element = is_bf16 ? 2 : 4;
+    const size_t offset = tile->head_dim * ML_BLOCK_TOKENS * element + dim * 4u;
+    const char *v = (const char *)tile->kv + offset, *ahead = tile->prefetch + offset;
+    __m512 sum[16];
+    UNROLL for (int i = 0; i < n_rows * columns; i++) sum[i] = _mm512_setzero_ps();
+    for (int i = 0; i < ML_BLOCK_TOKENS / 2; i++) {
+        UNROLL for (int c = 0; c < columns; c++) {
+            __m512 first, second;
+            load_v(v + c * LINE, tile->head_dim, i, is_bf16, &first, &second);
+            fetch_v(ahead + c * LINE, tile->head_dim, i, is_bf16);
+            UNROLL for (int r = 0; r < n_rows; r++) {
+                __m512 *s = sum + r * columns + c;
+                *s = _mm512_fmadd_ps(first, _mm512_set1_ps(weights[r][2 * i]), *s);
+                *s = _mm512_fmadd_ps(second, _mm512_set1_ps(weights[r][2 * i + 1]), *s);
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        UNROLL for (int c = 0; c < columns; c++)
+            add_scaled(rows[r].acc + dim + 16 * c, sum[r * columns + c], rescale[r]);
+    }
+}
+
+INLINE void tile_rows(ml_row *rows, const ml_tile *tile, const int n_rows, const int is_bf16) {
+    _Alignas(64) float weights[ROWS][ML_BLOCK_TOKENS];
+    __m512 score[ROWS];
+    float rescale[ROWS];
+    scores(rows, tile, n_rows, is_bf16, score);
+    weigh(rows, tile, n_rows, score, rescale);
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        _mm512_store_ps(weights[r], score[r]);
+        add_weights(rows + r, score[r], rescale[r]);
+    }
+    const int columns = n_rows > 4 ? 2 : n_rows > 1 ? 4 : 8;
+    uint32_t dim = 0;
+    for (; dim + 16 * columns <= tile->head_dim; dim += 16 * columns)
+        values(rows, tile, n_rows, columns, is_bf16, dim, weights, rescale);
+    for (; dim < tile->head_dim; dim += 16)
+        values(rows, tile, n_rows, 1, is_bf16, dim, weights, rescale);
+}
+
+INLINE void rows_fp32(ml_row *rows, const ml_tile *tile, const int n_rows) {
+    tile_rows(rows, tile, n_rows, 0);
+}
+
+INLINE void rows_bf16(ml_row *rows, const ml_tile *tile, const int n_rows) {
+    tile_rows(rows, tile, n_rows, 1);
+}
+
+DEFINE_TILE_FUNCTION(tile_fp32, rows_fp32, ROW_CASES_8)
+DEFINE_TILE_FUNCTION(tile_bf16, rows_bf16, ROW_CASES_8)
+
+const ml_kernel ml_avx512_fp32 = {tile_fp32, ROWS, ML_FP32};
+const ml_kernel ml_avx512_bf16 = {tile_bf16, ROWS, ML_FP32};

@@ -1,0 +1,89 @@
+/* Attention tiles with AVX512_BF16: both products are pairs of BF16 (vdpbf16ps). The weights are
+ * rounded to BF16 for it and summed as rounded, so that they still add up to one. */
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+
+#include "attention_kernels.h"
+#include "attention_avx512.h"
+
+enum { ROWS = 8, PAIRS = ML_BLOCK_TOKENS / 2 };
+
+/* A 4-byte pair of BF16, in every lane. */
+INLINE __m512bh broadcast_pair(const void *pair) {
+    return (__m512bh)_mm512_set1_epi32(*(const int *)pair);
+}
+
+INLINE __m512bh load_pairs(const char *line) { return (__m512bh)_mm512_load_si512(line); }
+
+/* score[r] = q . k by token. Even and odd pairs apart: two chains hide the latency. */
+INLINE void scores(const ml_row *rows, const ml_tile *tile, const int n_rows, __m512 *score) {
+    const char *k = tile->kv, *ahead = tile->prefetch;
+    const char *q[ROWS];
+    __m512 odd[ROWS];
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        q[r] = rows[r].q;
+        score[r] = odd[r] = _mm512_setzero_ps();
+    }
+    for (uint32_t i = 0; i < tile->head_dim / 2; i += 2) {
+        const __m512bh k0 = load_pairs(k + i * LINE), k1 = load_pairs(k + i * LINE + LINE);
+        fetch(ahead + i * LINE);
+        fetch(ahead + i * LINE + LINE);
+        UNROLL for (int r = 0; r < n_rows; r++) {
+            score[r] = _mm512_dpbf16_ps(score[r], k0, broadcast_pair(q[r] + i * 4));
+            odd[r] = _mm512_dpbf16_ps(odd[r], k1, broadcast_pair(q[r] + i * 4 + 4));
+        }
+    }
+    UNROLL for (int r = 0; r < n_rows; r++) score[r] = _mm512_add_ps(score[r], odd[r]);
+}
+
+/* Rounds weights to BF16 (the pairs that `values` multiplies) and adds them, as rounded, to the
+ * row's sums. */
+INLINE void round_weights(ml_row *row, __m512 weight, float rescale, void *rounded) {
+    const __m256bh pairs = _mm512_cvtneps_pbh(weight);
+    _mm256_store_si256(rounded, (__m256i)pairs);
+    const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)pairs), 16);
+    add_weights(row, _mm512_castsi512_ps(wide), rescale);
+}
+
+/* acc = acc rescale + weights v for `columns` vectors of 16 dimensions from `dim` on. */
+INLINE void values(ml_row *rows, const ml_tile *tile, const int n_rows, const int columns,
+                   uint32_t dim, uint32_t (*weights)[PAIRS], const float *rescale) {
+    const size_t v_offset = tile->head_dim * ML_BLOCK_TOKENS * 2u + dim * 4u;
+    const char *v = (const char *)tile->kv + v_offset, *ahead = tile->prefetch + v_offset;
+    __m512 sum[16];
+    UNROLL for (int i = 0; i < n_rows * columns; i++) sum[i] = _mm512_setzero_ps();
+    UNROLL for (int pair = 0; pair < PAIRS; pair++) {
+        const size_t offset = (size_t)pair * tile->head_dim * 4u;
+        UNROLL for (int c = 0; c < columns; c++) {
+            const __m512bh pairs = load_pairs(v + offset + c * LINE);
+            fetch(ahead + offset + c * LINE);
+            UNROLL for (int r = 0; r < n_rows; r++) {
+                __m512 *s = sum + r * columns + c;
+                *s = _mm512_dpbf16_ps(*s, pairs, broadcast_pair(&weights[r][pair]));
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        UNROLL for (int c = 0; c < columns; c++)
+            add_scaled(rows[r].acc + dim + 16 * c, sum[r * columns + c], rescale[r]);
+    }
+}
+
+INLINE void tile_rows(ml_row *rows, const ml_tile *tile, const int n_rows) {
+    _Alignas(32) uint32_t weights[ROWS][PAIRS];
+    __m512 score[ROWS];
+    float rescale[ROWS];
+    scores(rows, tile, n_rows, score);
+    weigh(rows, tile, n_rows, score, rescale);
+    UNROLL for (int r = 0; r < n_rows; r++)
+        round_weights(rows + r, score[r], rescale[r], weights[r]);
+    const int columns = n_rows > 4 ? 2 : n_rows > 1 ? 4 : 8;
+    uint32_t dim = 0;
+    for (; dim + 16 * columns <= tile->head_dim; dim += 16 * columns)
+        values(rows, tile, n_rows, columns, dim, weights, rescale);
+    for (; dim < tile->head_dim; dim += 16)
+        values(rows, tile, n_rows, 1, dim, weights, rescale);
+}
+
+DEFINE_TILE_FUNCTION(tile_bf16, tile_rows, ROW_CASES_8)
+
+const ml_kernel ml_avx512_bf16_bf16 = {tile_bf16, ROWS, ML_BF16};
