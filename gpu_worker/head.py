@@ -1,0 +1,114 @@
+"""From the last layer's hidden states to tokens and log-probabilities."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gpu_worker.model import Decoder
+from gpu_worker.sampler import NotFinite, TokenLogprob, choose, token_logprob
+from gpu_worker.session import Chunk, Sequence
+from gpu_worker.timing import StepClock, StepTimes
+from gpu_worker.weights import BlockWeights
+
+# Rows whose logits exist at the same time: 512 rows of 32,000 FP32 logits are 66 MB.
+LOGIT_ROWS = 512
+
+
+@dataclass
+class StepOutput:
+    """What a step found, in plan order; sequences that failed have no token."""
+
+    step_id: int
+    sampled: list[tuple[Sequence, int]] = field(default_factory=list)
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by sequence id
+    # By sequence id: the position of the first token described, and the descriptions.
+    prompt_logprobs: dict[int, tuple[int, list[TokenLogprob]]] = field(default_factory=dict)
+    errors: list[tuple[int, str]] = field(default_factory=list)
+    times: StepTimes = field(default_factory=StepTimes)
+
+
+class Head:
+    """Final norm, head and sampler, over the rows that need them alone."""
+
+    def __init__(self, decoder: Decoder, base: BlockWeights) -> None:
+        self._decoder = decoder
+        self._base = base
+
+    def sample(
+        self, chunks: list[Chunk], x: torch.Tensor, output: StepOutput, clock: StepClock
+    ) -> None:
+        """Sample for the chunks that end at their sequence's last known token.
+
+        x (tokens, hidden) holds the chunks' rows one after the other. Tokens are appended to their
+        sequences and to `output`; a sequence whose logits are not finite becomes an error there.
+        """
+        ends = np.cumsum([chunk.count for chunk in chunks])
+        for chunk, end in zip(chunks, ends.tolist(), strict=True):
+            if chunk.sequence.sampling.prompt_logprobs is not None:
+                self._describe_prompt(chunk, x[end - chunk.count : end], output, clock)
+        sampling = [(c, end - 1) for c, end in zip(chunks, ends.tolist(), strict=True) if c.samples]
+        for first in range(0, len(sampling), LOGIT_ROWS):
+            part = sampling[first : first + LOGIT_ROWS]
+            logits = self._logits(x[[row for _, row in part]], clock)
+            with clock.measure("sampling_s", "sampling"):
+                self._choose([chunk.sequence for chunk, _ in part], logits, output)
+
+    def _logits(self, rows: torch.Tensor, clock: StepClock) -> torch.Tensor:
+        with clock.measure("device_s", "head"):
+            return self._decoder.logits(self._base, rows).cpu()
+
+    def _choose(self, sequences: list[Sequence], logits: torch.Tensor, output: StepOutput) -> None:
+        best, finite = _most_likely(logits)
+        rows: NDArray[np.float32] = logits.numpy()
+        for i, sequence in enumerate(sequences):
+            try:
+                token_id = self._next_token(sequence, rows[i], int(best[i]), bool(finite[i]))
+                if sequence.sampling.logprobs is not None:
+                    output.logprobs[sequence.sequence_id] = token_logprob(
+                        rows[i], token_id, sequence.sampling.logprobs
+                    )
+            except NotFinite as error:
+                sequence.failure = str(error)
+                output.errors.append((sequence.sequence_id, str(error)))
+                continue
+            sequence.append(token_id)
+            output.sampled.append((sequence, token_id))
+
+    @staticmethod
+    def _next_token(
+        sequence: Sequence, logits: NDArray[np.float32], best: int, finite: bool
+    ) -> int:
+        if finite and sequence.sampling.is_plain_greedy:
+            return best
+        return choose(logits, sequence.sampling, sequence.tokens, sequence.prompt_tokens)
+
+    def _describe_prompt(
+        self, chunk: Chunk, x: torch.Tensor, output: StepOutput, clock: StepClock
+    ) -> None:
+        """Log-probabilities of the prompt tokens that follow the chunk's tokens."""
+        sequence = chunk.sequence
+        n_top = sequence.sampling.prompt_logprobs or 0
+        n_rows = min(chunk.start + chunk.count, sequence.prompt_tokens - 1) - chunk.start
+        following = sequence.tokens[chunk.start + 1 : chunk.start + 1 + max(n_rows, 0)].tolist()
+        described: list[TokenLogprob] = []
+        for first in range(0, len(following), LOGIT_ROWS):
+            part = following[first : first + LOGIT_ROWS]
+            logits = self._logits(x[first : first + len(part)], clock).numpy()
+            with clock.measure("sampling_s", "prompt log-probabilities"):
+                try:
+                    described += [
+                        token_logprob(row, token_id, n_top)
+                        for row, token_id in zip(logits, part, strict=True)
+                    ]
+                except NotFinite:
+                    return  # sampling reports it
+        if described:
+            output.prompt_logprobs[sequence.sequence_id] = (chunk.start + 1, described)
+
+
+def _most_likely(logits: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Of each row the most likely token, and whether the row holds finite numbers only."""
+    low, high = logits.aminmax(dim=1)
+    return logits.argmax(dim=1).numpy(), torch.isfinite(high - low).numpy()

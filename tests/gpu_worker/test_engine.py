@@ -1,0 +1,228 @@
+"""The engine against transformers with the same weights, and against itself cut differently."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from moelens.v1 import gpu_worker_pb2
+
+
+def prompts(n: int, vocab: int, longest: int, seed: int = 0) -> dict[int, list[int]]:
+    rng = np.random.default_rng(seed)
+    return {i: rng.integers(0, vocab, size=rng.integers(1, longest + 1)).tolist() for i in range(n)}
+
+
+def reference_logits(directory: Path, tokens: list[int], dtype: torch.dtype) -> torch.Tensor:
+    from transformers import MixtralForCausalLM
+
+    model = MixtralForCausalLM.from_pretrained(directory, dtype=dtype)
+    with torch.inference_mode():
+        return model(torch.tensor([tokens])).logits[0].float()
+
+
+def logits_of_all_positions(
+    rig: Any, make_driver: Any, tokens: list[int], monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    """The FP32 logits behind prompt log-probabilities, position by position."""
+    from gpu_worker import head
+
+    rows: list[Any] = []
+
+    def keep(logits: Any, token_id: int, n_top: int) -> Any:
+        rows.append(logits.copy())
+
+    monkeypatch.setattr(head, "token_logprob", keep)
+    driver = make_driver(rig, chunk_tokens=100)
+    driver.generate({0: tokens}, 1, prompt_logprobs=0)
+    return torch.from_numpy(np.stack(rows))
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "dtype", "tolerance"),
+    [
+        ("checkpoint_fp32", torch.float32, 1e-4),
+        ("checkpoint_bf16", torch.bfloat16, 2e-2),
+        ("checkpoint_bf16", torch.float32, 1e-4),
+        ("checkpoint_fp32", torch.bfloat16, 2e-2),
+    ],
+)
+def test_logits_agree_with_transformers(
+    checkpoint: str,
+    dtype: torch.dtype,
+    tolerance: float,
+    make_rig: Any,
+    make_driver: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    directory = request.getfixturevalue(checkpoint)
+    tokens = prompts(1, 199, 300, seed=3)[0]
+    expected = reference_logits(directory, tokens, dtype)[:-1]
+    rig = make_rig(directory, dtype=dtype)
+    found = logits_of_all_positions(rig, make_driver, tokens, monkeypatch)
+    assert found.shape == expected.shape
+    assert torch.linalg.norm(found - expected) / torch.linalg.norm(expected) < tolerance
+
+
+def greedy_reference(directory: Path, prompt: list[int], n: int) -> tuple[list[int], list[float]]:
+    """transformers' greedy tokens, and by how much the best logit exceeds the second."""
+    from transformers import MixtralForCausalLM
+
+    model = MixtralForCausalLM.from_pretrained(directory)
+    tokens, margins = list(prompt), []
+    with torch.inference_mode():
+        for _ in range(n):
+            best = model(torch.tensor([tokens])).logits[0, -1].float().topk(2)
+            margins.append(float(best.values[0] - best.values[1]))
+            tokens.append(int(best.indices[0]))
+    return tokens, margins
+
+
+def assert_same_where_clear(
+    found: list[int], expected: list[int], margins: list[float], least_margin: float
+) -> int:
+    """Equal tokens up to the first choice that rounding may turn; returns how many that were."""
+    n_prompt = len(expected) - len(margins)
+    for i, margin in enumerate(margins):
+        if margin <= least_margin:
+            return i
+        assert found[n_prompt + i] == expected[n_prompt + i], f"token {i}, margin {margin}"
+    return len(margins)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "least_margin"), [("checkpoint_fp32", 1e-4), ("checkpoint_bf16", 0.05)]
+)
+def test_greedy_tokens_agree_with_transformers(
+    checkpoint: str,
+    least_margin: float,
+    make_rig: Any,
+    make_driver: Any,
+    request: pytest.FixtureRequest,
+) -> None:
+    directory = request.getfixturevalue(checkpoint)
+    driver = make_driver(make_rig(directory), chunk_tokens=16)
+    asked = prompts(4, 199, 90)
+    driver.generate(asked, 12)
+    compared = 0
+    for sequence_id, prompt in asked.items():
+        expected, margins = greedy_reference(directory, prompt, 12)
+        found = driver.tokens[sequence_id]
+        assert len(found) == len(prompt) + 12
+        compared += assert_same_where_clear(found, expected, margins, least_margin)
+    assert compared >= 12
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "top_p": 0.9, "top_k": 50}])
+def test_tokens_do_not_depend_on_chunking_or_company(
+    sampling: dict[str, float], checkpoint_fp32: Path, make_rig: Any, make_driver: Any
+) -> None:
+    asked = prompts(6, 199, 120)
+    together = make_driver(make_rig(checkpoint_fp32))
+    together.generate(asked, 8, **sampling)
+    for chunk_tokens in (1, 7, 16):
+        alone = make_driver(make_rig(checkpoint_fp32), chunk_tokens=chunk_tokens)
+        alone.generate({2: asked[2]}, 8, **sampling)
+        assert alone.tokens[2] == together.tokens[2]
+
+
+def test_tokens_do_not_depend_on_preemption(
+    checkpoint_fp32: Path, make_rig: Any, make_driver: Any
+) -> None:
+    asked = prompts(3, 199, 60)
+    sampling = {"temperature": 0.8}
+    undisturbed = make_driver(make_rig(checkpoint_fp32))
+    undisturbed.generate(asked, 10, **sampling)
+
+    driver = make_driver(make_rig(checkpoint_fp32))
+    driver.generate(asked, 4, **sampling)
+    plan = gpu_worker_pb2.StepPlan()
+    driver.release(plan, 1)
+    driver.chunk(plan, 0)
+    driver.run(plan)
+    plan = gpu_worker_pb2.StepPlan()
+    driver.start(plan, 1, driver.tokens[1], len(asked[1]), **sampling)
+    for step in range(6):
+        for sequence_id in asked:
+            if len(driver.tokens[sequence_id]) < len(asked[sequence_id]) + 10:
+                driver.chunk(plan, sequence_id)
+        driver.run(plan)
+        plan = gpu_worker_pb2.StepPlan()
+        assert step < 6
+    assert driver.tokens == undisturbed.tokens
+
+
+def test_a_sequence_with_bad_logits_fails_alone(
+    checkpoint_fp32: Path, make_rig: Any, make_driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = prompts(3, 199, 40)
+    good = make_driver(make_rig(checkpoint_fp32))
+    good.generate(asked, 3)
+
+    rig = make_rig(checkpoint_fp32)
+    driver = make_driver(rig)
+    decoder = rig.engine._decoder
+    real = decoder.logits
+
+    def poisoned(base: Any, x: torch.Tensor) -> torch.Tensor:
+        logits = real(base, x)
+        logits[1, 5] = float("nan")
+        return logits
+
+    plan = gpu_worker_pb2.StepPlan()
+    for sequence_id, prompt in asked.items():
+        driver.start(plan, sequence_id, prompt, len(prompt))
+        driver.chunk(plan, sequence_id)
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder, "logits", poisoned)
+        output = driver.run(plan)
+    assert [sequence_id for sequence_id, _ in output.errors] == [1]
+    for _ in range(2):
+        plan = gpu_worker_pb2.StepPlan()
+        for sequence_id in (0, 2):
+            driver.chunk(plan, sequence_id)
+        driver.run(plan)
+    assert driver.tokens[0] == good.tokens[0]
+    assert driver.tokens[2] == good.tokens[2]
+
+
+def test_a_plan_sent_ahead_reports_the_failed_sequence_again(
+    checkpoint_fp32: Path, make_rig: Any, make_driver: Any
+) -> None:
+    rig = make_rig(checkpoint_fp32)
+    driver = make_driver(rig)
+    driver.generate({0: [3, 4, 5]}, 1)
+    rig.session.sequences[0].failure = "the model's logits are not finite"
+    plan = gpu_worker_pb2.StepPlan(
+        chunk_sequence_ids=[0],
+        chunk_start_positions=[4],
+        chunk_token_counts=[1],
+        chunk_samples=[True],
+        chunk_new_block_counts=[0],
+    )
+    output = driver.run(plan)
+    assert output.errors == [(0, "the model's logits are not finite")]
+    assert not output.sampled
+
+
+def test_prompt_logprobs_cover_every_prompt_token_but_the_first(
+    checkpoint_fp32: Path, make_rig: Any, make_driver: Any
+) -> None:
+    tokens = prompts(1, 199, 80, seed=5)[0]
+    driver = make_driver(make_rig(checkpoint_fp32), chunk_tokens=13)
+    driver.generate({0: tokens}, 2, prompt_logprobs=2, logprobs=1)
+    described = {}
+    for output in driver.outputs:
+        for start, entries in output.prompt_logprobs.values():
+            described.update({start + i: entry for i, entry in enumerate(entries)})
+    expected = torch.log_softmax(reference_logits(checkpoint_fp32, tokens, torch.float32), dim=1)
+    assert sorted(described) == list(range(1, len(tokens)))
+    for position, entry in described.items():
+        row = expected[position - 1]
+        assert entry.token_id == tokens[position]
+        assert entry.logprob == pytest.approx(float(row[entry.token_id]), abs=1e-4)
+        assert [i for i, _ in entry.top] == row.topk(2).indices.tolist()
+    assert driver.outputs[-1].logprobs[0].token_id == driver.tokens[0][-1]
+    assert driver.outputs[-1].logprobs[0].top[0][0] == driver.tokens[0][-1]
