@@ -170,8 +170,12 @@ typedef struct {
     uint64_t total_bytes;
     uint64_t kv_arena_bytes;
     ml_geometry geometry;
-    /* Writer: control. Release: who acquires LIVE sees the words above. */
+    /* Writer: control. Release: who acquires LIVE sees the words above, and who acquires RETIRED
+     * the two below: the participant for whose sake, and ML_PEER_DIED or ML_PEER_HUNG; or
+     * ML_EPOCH_RETIRED where nothing is wrong with anybody. */
     ML_LINE ml_word32 life;
+    ml_word32 culprit;
+    ml_word32 cause;
     /* Writer: device; control rings it too when it retires the segment. Futex that sleeping
      * attention processes wait on: 1 is added for every job posted. */
     ML_LINE ml_word32 bell;

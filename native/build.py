@@ -78,6 +78,27 @@ def attention_builder(root: str = "") -> FFI:
     )
 
 
+CHANNEL_SOURCES = [
+    "segment_layout.c",
+    "segment.c",
+    "plan.c",
+    "channel.c",
+    "unit.c",
+    "worker.c",
+]
+
+
+def channel_builder(root: str = "") -> FFI:
+    """Shared-memory segment, the device's port, the attention process's loop (native/channel.h)."""
+    return builder(
+        "_channel",
+        headers=["cpu_features.h", "attention.h", "abi.h", "channel.h"],
+        sources=["cpu_features.c", *ATTENTION_SOURCES, *CHANNEL_SOURCES],
+        libraries=["m"],
+        root=root,
+    )
+
+
 GEMM_SOURCES = [
     "thread_pool.c",
     "gemm.c",
@@ -111,7 +132,7 @@ def gemm_builder(root: str = "") -> FFI:
     )
 
 
-BUILDERS = {"attention": attention_builder, "gemm": gemm_builder}
+BUILDERS = {"attention": attention_builder, "channel": channel_builder, "gemm": gemm_builder}
 
 
 def build_in_place(name: str) -> Path:

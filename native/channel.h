@@ -38,7 +38,9 @@ uint64_t ml_segment_epoch(const ml_segment *segment);
 uint8_t *ml_segment_base(const ml_segment *segment);
 uint32_t ml_segment_life(const ml_segment *segment);
 void ml_segment_publish(ml_segment *segment); /* BUILDING -> LIVE */
-void ml_segment_retire(ml_segment *segment);  /* -> RETIRED, and wakes everybody */
+/* -> RETIRED, and wakes everybody. cause: ML_PEER_DIED or ML_PEER_HUNG, and the participant whom it is
+ * about; ML_EPOCH_RETIRED otherwise. */
+void ml_segment_retire(ml_segment *segment, int cause, uint32_t culprit);
 
 /* Take a participant's lock; ML_SLOT_BUSY where another process holds it. */
 int ml_participate(ml_segment *segment, uint32_t participant);

@@ -220,15 +220,22 @@ class Segment:
     @property
     def life(self) -> Literal["building", "live", "retired"]:
         """Where the epoch stands."""
-        return ("building", "live", "retired")[lib.ml_segment_life(self.handle)]  # type: ignore[no-any-return]
+        return ("building", "live", "retired")[lib.ml_segment_life(self.handle)]
 
     def publish(self) -> None:
         """Control process: the segment is complete; the device may come."""
         lib.ml_segment_publish(self.handle)
 
-    def retire(self) -> None:
-        """Control process: end the epoch. All who wait in it wake and leave."""
-        lib.ml_segment_retire(self.handle)
+    def retire(self, died: int | None = None, hung: int | None = None) -> None:
+        """Control process: end the epoch. All who wait in it wake and leave.
+
+        `died` or `hung` is the participant for whose sake, which the device is told.
+        """
+        cause = lib.ML_EPOCH_RETIRED
+        if died is not None or hung is not None:
+            cause = lib.ML_PEER_DIED if died is not None else lib.ML_PEER_HUNG
+        culprit = next((who for who in (died, hung) if who is not None), CONTROL)
+        lib.ml_segment_retire(self.handle, cause, culprit)
 
     def unlink(self) -> None:
         """Remove the file's name; who has it mapped keeps it."""
