@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from planner.errors import InvalidInputError, NotFoundError, nearest, reject_unknown_keys
@@ -15,7 +15,7 @@ Table = Mapping[str, Mapping[str, Any]]
 def read_table(section: str) -> Table:
     """The entries of `section`.json by name. The file's schema is moe-lens/<section>/1."""
     file = f"{section}.json"
-    data = json.loads((files("planner.catalogue") / file).read_text())
+    data = json.loads((Path(__file__).parent / file).read_text())
     schema = f"moe-lens/{section}/1"
     if data.get("schema") != schema:
         raise InvalidInputError(f"{file}.schema", f"must be {schema!r}, is {data.get('schema')!r}")
