@@ -1,0 +1,317 @@
+"""The engine: owns every request, drives the scheduler, keeps the GPU worker busy.
+
+Requests live here and nowhere else. A session with the GPU worker starts from nothing; when it
+ends, whatever the cause, the scheduler queues everything again with the tokens known so far, and
+the next session computes their KV anew. A client notices a pause.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import grpc
+import structlog
+from moelens.v1 import gpu_worker_pb2 as messages
+from moelens.v1.gpu_worker_pb2_grpc import GpuWorkerStub
+
+from gateway.admission import Load
+from gateway.generation import Generation, Outcome, Work
+from gateway.metrics import Metrics
+from gateway.plans import step_plan
+from gateway.worker import WorkerInfo, wait_for_worker
+from planner.blocks import BlockPool
+from planner.request import SequenceId
+from planner.scheduler import Scheduler, SchedulerError, SchedulerLimits, Step
+from protos.errors import DataLoss, InvalidArgument, ServiceError, Unavailable
+
+log = structlog.get_logger("engine")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How the engine uses the worker."""
+
+    plan_ahead_steps: int = 2  # plans sent and not answered
+    prefill_chunk_tokens: int | None = None  # None: what a step holds
+    max_step_tokens: int | None = None  # None: what the worker prefers
+    step_timeout_s: float = 120.0  # a worker silent for so long during a step counts as dead
+    worker_timeout_s: float = 300.0  # without a worker for so long: out of order
+    max_failures: int = 5  # sessions in a row without a result: out of order
+    retry_period_s: float = 0.2
+
+
+class SessionEnded(Exception):
+    """The session with the GPU worker is over; all KV is lost."""
+
+
+class Engine:
+    """Generates for all requests of one model.
+
+    `run()` is the one task that talks to the worker; `submit()` and `cancel()` are called from the
+    same event loop, between its awaits.
+    """
+
+    def __init__(
+        self,
+        worker: GpuWorkerStub,
+        config: EngineConfig,
+        metrics: Metrics,
+        adopt: Callable[[WorkerInfo], None] = lambda info: None,
+    ) -> None:
+        """`adopt` is told of every worker before it gets work; it may refuse one (ValueError)."""
+        self.info: WorkerInfo | None = None
+        self.recoveries = 0
+        self.broken = ""  # why nothing can be generated just now
+        self._worker = worker
+        self._config = config
+        self._metrics = metrics
+        self._adopt_elsewhere = adopt
+        self._scheduler: Scheduler | None = None
+        self._generations: dict[SequenceId, Generation] = {}
+        self._in_flight: deque[Step] = deque()
+        self._outstanding_tokens = 0
+        self._sequence_ids = itertools.count(1)
+        self._arrivals = itertools.count()
+        self._changed = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._failures = 0
+        self._last_result_at = 0.0
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Raises Unavailable before the worker was there for the first time."""
+        if self._scheduler is None:
+            raise Unavailable("the model is still loading", reason="LOADING", retry_after_s=1.0)
+        return self._scheduler
+
+    @property
+    def _worker_timeout_s(self) -> float | None:
+        """No bound before the first worker came: a large model loads for as long as it takes."""
+        return None if self.info is None else self._config.worker_timeout_s
+
+    def submit(self, work: Work, inbox: asyncio.Event) -> Generation:
+        """Queue a sequence. Unavailable when out of order, InvalidArgument when it cannot fit."""
+        if self.broken:
+            raise Unavailable(self.broken, reason="OUT_OF_ORDER", retry_after_s=5.0)
+        sequence_id = SequenceId(next(self._sequence_ids))
+        generation = Generation(work, sequence_id, next(self._arrivals), inbox)
+        try:
+            self.scheduler.add(generation.sequence)
+        except SchedulerError as error:
+            raise InvalidArgument(str(error), field="max_tokens") from error
+        self._generations[generation.sequence_id] = generation
+        self._outstanding_tokens += generation.outstanding_tokens
+        self._idle.clear()
+        self._changed.set()
+        return generation
+
+    def load(self) -> Load:
+        """What is on the engine's hands."""
+        scheduler = self.scheduler
+        tokens_per_s, _ = self._metrics.throughput.rates(time.monotonic())
+        return Load(scheduler.running, scheduler.waiting, self._outstanding_tokens, tokens_per_s)
+
+    def cancel(self, generation: Generation) -> None:
+        """Stop working on it and free its KV; nothing happens when it has ended."""
+        if self._forget(generation.sequence_id) is not None:
+            self.scheduler.cancel(generation.sequence_id)
+            self._changed.set()
+
+    def fail_all(self, error: ServiceError) -> None:
+        """End every request with this error."""
+        for generation in list(self._generations.values()):
+            self.cancel(generation)
+            generation.fail(error)
+
+    async def until_idle(self) -> None:
+        """Return when no request is left."""
+        await self._idle.wait()
+
+    async def run(self, ready: Callable[[bool], Awaitable[None]]) -> None:
+        """Connect to the worker and serve, for ever. `ready` is told when that starts and stops."""
+        while True:
+            try:
+                async with asyncio.timeout(self._worker_timeout_s):
+                    info = await wait_for_worker(self._worker)
+                self._adopt(info)
+                await self._session(ready)
+            except TimeoutError:
+                await self._break(f"no GPU worker for {self._worker_timeout_s:.0f} s", ready)
+            except (grpc.aio.AioRpcError, SessionEnded) as error:
+                await self._recover(error, ready)
+
+    def _adopt(self, info: WorkerInfo) -> None:
+        """Build pool and scheduler for this worker, or keep them if it is like the last one."""
+        self._adopt_elsewhere(info)
+        if self.info is not None and info.geometry == self.info.geometry:
+            return
+        step_tokens = self._config.max_step_tokens or info.preferred_step_tokens
+        limits = SchedulerLimits(
+            max_step_tokens=min(step_tokens or info.max_step_tokens, info.max_step_tokens),
+            max_running_sequences=info.max_sequences,
+            prefill_chunk_tokens=self._config.prefill_chunk_tokens,
+        )
+        self.info = info
+        self._scheduler = Scheduler(BlockPool(info.kv_blocks, info.block_tokens), limits)
+        for generation in list(self._generations.values()):
+            self._readmit(generation)
+        log.info("worker ready", model=info.model_name, kv_blocks=info.kv_blocks, limits=limits)
+
+    def _readmit(self, generation: Generation) -> None:
+        """Queue it with a scheduler that does not know it yet."""
+        generation.renew_sequence()
+        try:
+            self.scheduler.add(generation.sequence)
+        except SchedulerError as error:
+            self._forget(generation.sequence_id)
+            generation.fail(Unavailable(f"the new worker's KV cache is too small: {error}"))
+
+    async def _session(self, ready: Callable[[bool], Awaitable[None]]) -> None:
+        """One session; raises when it ends."""
+        call = self._worker.Execute()
+        self._last_result_at = time.monotonic()
+        sender = asyncio.create_task(self._send(call))
+        watchdog = asyncio.create_task(self._watch())
+        receiver = asyncio.create_task(self._receive(call))
+        tasks = {sender, watchdog, receiver}
+        try:
+            self.broken = ""
+            await ready(True)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            # The receiver's error has the status and the reason in it.
+            for task in sorted(done, key=lambda task: task is not receiver):
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            call.cancel()
+            await asyncio.wait(tasks)
+
+    async def _send(self, call: "grpc.aio.StreamStreamCall") -> None:  # type: ignore[type-arg]
+        """Plan and send steps as long as fewer than `plan_ahead_steps` are under way."""
+        while True:
+            self._changed.clear()
+            while len(self._in_flight) < self._config.plan_ahead_steps:
+                step = self.scheduler.schedule()
+                if step is None:
+                    break
+                if not self._in_flight:
+                    self._last_result_at = time.monotonic()
+                self._in_flight.append(step)
+                now = time.monotonic()
+                for chunk in step.chunks:
+                    if chunk.starts:
+                        self._generations[chunk.sequence.sequence_id].start(now)
+                plan = step_plan(step, self._generations)
+                try:
+                    await call.write(messages.ExecuteRequest(plan=plan))
+                except asyncio.InvalidStateError as error:  # grpc: the call has ended
+                    raise SessionEnded("the GPU worker closed the session") from error
+            await self._changed.wait()
+
+    async def _receive(self, call: "grpc.aio.StreamStreamCall") -> None:  # type: ignore[type-arg]
+        async for response in call:
+            self._apply(response.result)
+            self._failures = 0
+            self._changed.set()
+        raise SessionEnded("the GPU worker closed the session")
+
+    async def _watch(self) -> None:
+        """A worker that owes a result and says nothing counts as dead."""
+        while True:
+            await asyncio.sleep(self._config.step_timeout_s / 10)
+            silent_s = time.monotonic() - self._last_result_at
+            if self._in_flight and silent_s > self._config.step_timeout_s:
+                raise SessionEnded(f"no result of a step for {silent_s:.0f} s")
+
+    def _apply(self, result: messages.StepResult) -> None:
+        """Give each sampled token to its owner, end what has ended."""
+        if not self._in_flight or self._in_flight[0].step_id != result.step_id:
+            raise SessionEnded(f"an unexpected result, of step {result.step_id}")
+        step = self._in_flight.popleft()
+        now = time.monotonic()
+        wall_s, self._last_result_at = now - self._last_result_at, now
+        for failed in result.errors:
+            self._fail(SequenceId(failed.sequence_id), failed.message)
+        stopped = self._take_tokens(step, result, now)
+        for sequence in self.scheduler.apply(step, stopped):
+            generation = self._forget(sequence.sequence_id)
+            if generation is not None:
+                stop = sequence.sequence_id in stopped
+                outcome = Outcome.STOP if stop else Outcome.LENGTH
+                self._metrics.finished(generation, outcome.value, now)
+                generation.finish(outcome)
+        self._metrics.step_done(step, result.times, wall_s, self.scheduler)
+
+    def _take_tokens(self, step: Step, result: messages.StepResult, now: float) -> set[SequenceId]:
+        """Returns the sequences that their token ends."""
+        logprobs = {entry.sequence_id: entry for entry in result.logprobs}
+        for sequence_id, entry in logprobs.items():
+            owner = self._generations.get(SequenceId(sequence_id))
+            if owner is not None and entry.prompt:
+                owner.take_prompt_logprobs(entry.prompt_start_position, list(entry.prompt))
+        sampled = dict(zip(result.sequence_ids, result.token_ids, strict=True))
+        stopped = set()
+        for chunk in step.chunks:
+            sequence_id = chunk.sequence.sequence_id
+            generation = self._generations.get(sequence_id)
+            if not chunk.samples or generation is None:
+                continue  # it ended while the step was under way
+            if sequence_id not in sampled:
+                raise SessionEnded(f"the result of step {step.step_id} lacks a token")
+            own = logprobs.get(sequence_id)
+            token_logprobs = own.token if own is not None and own.HasField("token") else None
+            self._metrics.token(generation, now)
+            self._outstanding_tokens -= generation.outstanding_tokens
+            if generation.take(sampled[sequence_id], token_logprobs, now):
+                stopped.add(sequence_id)
+            self._outstanding_tokens += generation.outstanding_tokens
+        return stopped
+
+    def _fail(self, sequence_id: SequenceId, message: str) -> None:
+        generation = self._forget(sequence_id)
+        if generation is not None:
+            self.scheduler.cancel(sequence_id)
+            generation.fail(DataLoss(message, reason="SEQUENCE_FAILED"))
+
+    def _forget(self, sequence_id: SequenceId) -> Generation | None:
+        generation = self._generations.pop(sequence_id, None)
+        if generation is not None:
+            self._outstanding_tokens -= generation.outstanding_tokens
+        if not self._generations:
+            self._idle.set()
+        return generation
+
+    async def _recover(self, error: Exception, ready: Callable[[bool], Awaitable[None]]) -> None:
+        """All KV is lost: queue everything again; give up for now after repeated failures."""
+        self.recoveries += 1
+        self._failures += 1
+        self._in_flight.clear()
+        interrupted = self.scheduler.restart()
+        log.warning(
+            "session ended",
+            error=str(error) if isinstance(error, SessionEnded) else _rpc_text(error),
+            interrupted=len(interrupted),
+            failures=self._failures,
+        )
+        if self._failures >= self._config.max_failures:
+            await self._break(f"the GPU worker failed {self._failures} times in a row", ready)
+        await asyncio.sleep(self._config.retry_period_s * 2 ** min(self._failures - 1, 5))
+
+    async def _break(self, reason: str, ready: Callable[[bool], Awaitable[None]]) -> None:
+        """Out of order: refuse and end all requests until a session starts again."""
+        log.error("out of order", reason=reason)
+        self.broken = reason
+        await ready(False)
+        self.fail_all(Unavailable(reason, reason="OUT_OF_ORDER", retry_after_s=5.0))
+
+
+def _rpc_text(error: Exception) -> str:
+    with contextlib.suppress(AttributeError):
+        return f"{error.code().name}: {error.details()}"  # type: ignore[attr-defined]
+    return str(error)
