@@ -99,7 +99,7 @@ class Engine:
         return Group(slot, chunks, self._on_device(positions), x)
 
     def _on_device(self, values: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device)
+        return torch.from_numpy(values.astype(np.int32)).to(self._device)
 
     def _layers(self, groups: list[Group], clock: StepClock) -> None:
         for group in groups:

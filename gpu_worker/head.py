@@ -57,18 +57,15 @@ class Head:
 
     def _logits(self, rows: torch.Tensor, clock: StepClock) -> torch.Tensor:
         with clock.measure("device_s", "head"):
-            return self._decoder.logits(self._base, rows).cpu()
+            return self._decoder.logits(self._base, rows)
 
     def _choose(self, sequences: list[Sequence], logits: torch.Tensor, output: StepOutput) -> None:
-        best, finite = _most_likely(logits)
-        rows: NDArray[np.float32] = logits.numpy()
+        best = self._decoder.argmax(logits)
+        highest = logits.gather(1, best.clamp(min=0).unsqueeze(1)).flatten()
+        greedy = torch.where(highest.isfinite(), best, -1).tolist()
         for i, sequence in enumerate(sequences):
             try:
-                token_id = self._next_token(sequence, rows[i], int(best[i]), bool(finite[i]))
-                if sequence.sampling.logprobs is not None:
-                    output.logprobs[sequence.sequence_id] = token_logprob(
-                        rows[i], token_id, sequence.sampling.logprobs
-                    )
+                token_id = self._next_token(sequence, logits[i], greedy[i], output)
             except NotFinite as error:
                 sequence.failure = str(error)
                 output.errors.append((sequence.sequence_id, str(error)))
@@ -77,12 +74,20 @@ class Head:
             output.sampled.append((sequence, token_id))
 
     @staticmethod
-    def _next_token(
-        sequence: Sequence, logits: NDArray[np.float32], best: int, finite: bool
-    ) -> int:
-        if finite and sequence.sampling.is_plain_greedy:
-            return best
-        return choose(logits, sequence.sampling, sequence.tokens, sequence.prompt_tokens)
+    def _next_token(sequence: Sequence, row: torch.Tensor, greedy: int, output: StepOutput) -> int:
+        """The sequence's next token; `greedy` is the most likely one, -1 for bad logits."""
+        sampling = sequence.sampling
+        if greedy < 0:
+            raise NotFinite("the model's logits are not finite")
+        if sampling.is_plain_greedy and sampling.logprobs is None:
+            return greedy
+        logits: NDArray[np.float32] = row.cpu().numpy()
+        token_id = choose(logits, sampling, sequence.tokens, sequence.prompt_tokens)
+        if sampling.logprobs is not None:
+            output.logprobs[sequence.sequence_id] = token_logprob(
+                logits, token_id, sampling.logprobs
+            )
+        return token_id
 
     def _describe_prompt(
         self, chunk: Chunk, x: torch.Tensor, output: StepOutput, clock: StepClock
@@ -95,7 +100,7 @@ class Head:
         described: list[TokenLogprob] = []
         for first in range(0, len(following), LOGIT_ROWS):
             part = following[first : first + LOGIT_ROWS]
-            logits = self._logits(x[first : first + len(part)], clock).numpy()
+            logits = self._logits(x[first : first + len(part)], clock).cpu().numpy()
             with clock.measure("sampling_s", "prompt log-probabilities"):
                 try:
                     described += [
@@ -106,9 +111,3 @@ class Head:
                     return  # sampling reports it
         if described:
             output.prompt_logprobs[sequence.sequence_id] = (chunk.start + 1, described)
-
-
-def _most_likely(logits: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Of each row the most likely token, and whether the row holds finite numbers only."""
-    low, high = logits.aminmax(dim=1)
-    return logits.argmax(dim=1).numpy(), torch.isfinite(high - low).numpy()

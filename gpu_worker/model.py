@@ -21,7 +21,7 @@ class Decoder:
 
     def embed(self, base: BlockWeights, token_ids: Tensor) -> Tensor:
         """Hidden states (tokens, hidden) of token ids (tokens,)."""
-        return base.vector("embedding")[token_ids]
+        return self._ops.embed(base.vector("embedding"), token_ids)
 
     def attention_in(
         self, x: Tensor, weights: BlockWeights, positions: Tensor, q: Tensor, k: Tensor, v: Tensor
@@ -30,11 +30,7 @@ class Decoder:
         config, ops = self.config, self._ops
         normed = ops.rms_norm(x, weights.vector("input_norm"), config.norm_epsilon)
         qkv = ops.project(normed, weights.linear("qkv"))
-        sizes = [config.q_size, config.kv_size, config.kv_size]
-        query, key, value = torch.split(qkv, sizes, dim=1)
-        ops.rotate_into(query, positions, self._rotary, q)
-        ops.rotate_into(key, positions, self._rotary, k)
-        v.copy_(value.reshape(v.shape))
+        ops.rotate_split(qkv, positions, self._rotary, q, k, v)
 
     def attention_out(self, x: Tensor, attention: Tensor, weights: BlockWeights) -> Tensor:
         """GB: O projection, residual, norm, router, experts. attention is (tokens, q heads, dim);
@@ -56,3 +52,7 @@ class Decoder:
         """FP32 logits (rows, vocabulary) of the last layer's hidden states (rows, hidden)."""
         normed = self._ops.rms_norm(x, base.vector("final_norm"), self.config.norm_epsilon)
         return self._ops.logits(normed, base.linear("head"))
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        """Each row's most likely token (the first of equals); -1 where a row has a NaN."""
+        return self._ops.argmax(logits)

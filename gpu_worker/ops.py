@@ -48,6 +48,10 @@ class Ops(Protocol):
         """`count` stored matrices in device memory (uint8), one behind the other."""
         ...
 
+    def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
+        """Rows of the table (int32 ids), in memory of their own."""
+        ...
+
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor: ...
 
     def project(self, x: Tensor, weight: Linear) -> Tensor:
@@ -62,8 +66,15 @@ class Ops(Protocol):
         """x · Wᵀ in FP32."""
         ...
 
-    def rotate_into(self, x: Tensor, positions: Tensor, table: "RotaryTable", out: Tensor) -> None:
-        """Rotary embedding of x (tokens, heads · dim) into `out` (tokens, heads, dim)."""
+    def argmax(self, logits: Tensor) -> Tensor:
+        """Of each row the first index of the largest value, int64; -1 where a row has a NaN."""
+        ...
+
+    def rotate_split(
+        self, qkv: Tensor, positions: Tensor, table: "RotaryTable", q: Tensor, k: Tensor, v: Tensor
+    ) -> None:
+        """Split qkv (tokens, (q heads + 2 kv heads) · dim), rotate q and k by position (int32),
+        and write q (tokens, q heads, dim) and k, v (tokens, kv heads, dim)."""
         ...
 
     def experts_add(
@@ -126,6 +137,9 @@ class TorchOps:
     ) -> PlainLinear:
         return PlainLinear(memory.view(self.dtype).view(count, rows, columns))
 
+    def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
+        return table[token_ids]
+
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return F.rms_norm(x.float(), (x.shape[-1],), None, epsilon).to(x.dtype) * weight
 
@@ -138,13 +152,19 @@ class TorchOps:
     def logits(self, x: Tensor, weight: Linear) -> Tensor:
         return F.linear(x, _plain(weight)[0]).float()
 
-    def rotate_into(self, x: Tensor, positions: Tensor, table: RotaryTable, out: Tensor) -> None:
-        low, high = x.view(out.shape).float().chunk(2, dim=-1)
-        cos = table.cos[positions].unsqueeze(1)
-        sin = table.sin[positions].unsqueeze(1)
-        half = low.shape[-1]
-        out[..., :half] = low * cos - high * sin
-        out[..., half:] = high * cos + low * sin
+    def argmax(self, logits: Tensor) -> Tensor:
+        return logits.argmax(dim=1).masked_fill(logits.isnan().any(dim=1), -1)
+
+    def rotate_split(
+        self, qkv: Tensor, positions: Tensor, table: RotaryTable, q: Tensor, k: Tensor, v: Tensor
+    ) -> None:
+        heads = qkv.view(len(qkv), -1, q.shape[-1])
+        n_q_heads, n_kv_heads = q.shape[1], k.shape[1]
+        cos = table.cos[positions].to(self.dtype).unsqueeze(1)
+        sin = table.sin[positions].to(self.dtype).unsqueeze(1)
+        _rotate(heads[:, :n_q_heads], cos, sin, q)
+        _rotate(heads[:, n_q_heads : n_q_heads + n_kv_heads], cos, sin, k)
+        v.copy_(heads[:, n_q_heads + n_kv_heads :])
 
     def experts_add(
         self, x: Tensor, router: Linear, gate_up: Linear, down: Linear, top_k: int, residual: Tensor
@@ -166,6 +186,14 @@ class TorchOps:
             start += count
         weighted = (out * chosen_shares.flatten()[order].unsqueeze(1)).to(x.dtype)
         return residual + torch.zeros_like(x).index_add_(0, tokens, weighted)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+    """Dimension i of a head turns with dimension i + dim / 2."""
+    low, high = x.chunk(2, dim=-1)
+    half = low.shape[-1]
+    out[..., :half] = low * cos - high * sin
+    out[..., half:] = high * cos + low * sin
 
 
 def _plain(weight: Linear) -> Tensor:

@@ -72,7 +72,7 @@ class TokenLogprob:
 
 def choose(logits: Logits, sampling: Sampling, tokens: TokenIds, prompt_tokens: int) -> int:
     """The token that follows `tokens` (prompt and generated so far). NotFinite for bad logits."""
-    if not np.isfinite(logits).all():
+    if not math.isfinite(logits.max()):
         raise NotFinite("the model's logits are not finite")
     if sampling.changes_logits:
         logits = _changed(logits, sampling, tokens, prompt_tokens)
@@ -84,9 +84,9 @@ def choose(logits: Logits, sampling: Sampling, tokens: TokenIds, prompt_tokens: 
 def token_logprob(logits: Logits, token_id: int, n_top: int) -> TokenLogprob:
     """Log-probabilities under softmax(logits). NotFinite for bad logits."""
     highest = float(logits.max())
-    total = math.fsum([highest, math.log(np.exp((logits - highest).astype(np.float64)).sum())])
-    if not math.isfinite(total):
+    if not math.isfinite(highest):
         raise NotFinite("the model's logits are not finite")
+    total = highest + math.log(np.exp((logits - highest).astype(np.float64)).sum())
     best = _most_likely(logits, min(n_top, len(logits)))
     top = tuple((int(i), float(logits[i]) - total) for i in best)
     return TokenLogprob(token_id, float(logits[token_id]) - total, top)

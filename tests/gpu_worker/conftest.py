@@ -13,6 +13,7 @@ from moelens.v1 import common_pb2, gpu_worker_pb2
 from gpu_worker import weights
 from gpu_worker.activations import SharedActivations, SlotTensors
 from gpu_worker.checkpoint import Checkpoint
+from gpu_worker.cpu_ops import CpuOps
 from gpu_worker.engine import Engine
 from gpu_worker.families import DecoderConfig, family_of
 from gpu_worker.model import Decoder
@@ -158,6 +159,10 @@ class Rig:
     port: LocalPort
 
 
+def torch_ops(dtype: torch.dtype) -> Ops:
+    return TorchOps(dtype, torch.device("cpu"))
+
+
 MakeRig = Callable[..., Rig]
 
 
@@ -177,7 +182,7 @@ def make_rig() -> MakeRig:
         family = family_of(checkpoint.config)
         config = family.decoder_config(checkpoint.config)
         dtype = dtype or checkpoint.dtype()
-        ops = make_ops(dtype) if make_ops else TorchOps(dtype, torch.device("cpu"))
+        ops = (make_ops or CpuOps)(dtype)
         store = weights.load(checkpoint, family, config, ops, weights.LoadProgress())
         limits = SessionLimits(
             config.vocab_size, config.max_context_tokens, max_step_tokens, max_sequences, kv_blocks

@@ -8,6 +8,9 @@ import pytest
 import torch
 from moelens.v1 import gpu_worker_pb2
 
+from gpu_worker.cpu_ops import CpuOps
+from gpu_worker.ops import TorchOps
+
 
 def prompts(n: int, vocab: int, longest: int, seed: int = 0) -> dict[int, list[int]]:
     rng = np.random.default_rng(seed)
@@ -39,6 +42,11 @@ def logits_of_all_positions(
     return torch.from_numpy(np.stack(rows))
 
 
+def torch_ops(dtype: torch.dtype) -> Any:
+    return TorchOps(dtype, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("make_ops", [CpuOps, torch_ops])
 @pytest.mark.parametrize(
     ("checkpoint", "dtype", "tolerance"),
     [
@@ -52,6 +60,7 @@ def test_logits_agree_with_transformers(
     checkpoint: str,
     dtype: torch.dtype,
     tolerance: float,
+    make_ops: Any,
     make_rig: Any,
     make_driver: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -60,7 +69,7 @@ def test_logits_agree_with_transformers(
     directory = request.getfixturevalue(checkpoint)
     tokens = prompts(1, 199, 300, seed=3)[0]
     expected = reference_logits(directory, tokens, dtype)[:-1]
-    rig = make_rig(directory, dtype=dtype)
+    rig = make_rig(directory, dtype=dtype, make_ops=make_ops)
     found = logits_of_all_positions(rig, make_driver, tokens, monkeypatch)
     assert found.shape == expected.shape
     assert torch.linalg.norm(found - expected) / torch.linalg.norm(expected) < tolerance
