@@ -69,7 +69,7 @@ def over_time(
     upper.legend(fontsize=8, loc="upper center", ncols=2, framealpha=0.9)
     lower.plot(time, [share * 100 for share in kv_share], color=_GREEN, label="KV in use")
     for number, (start, end) in enumerate(preempting_s):
-        label = "preempting" if number == 0 else None
+        label = "preempting" if number == 0 else "_nolegend_"
         lower.axvspan(start / scale, end / scale, color=_ORANGE, alpha=0.35, lw=0, label=label)
     lower.set_ylim(0, 105)
     lower.set_ylabel("KV pool (%)")
