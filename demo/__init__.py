@@ -1,0 +1,1 @@
+"""The shipped demonstration model: a small Mixtral trained on public-domain Shakespeare."""
