@@ -28,6 +28,7 @@ BLOCK_TOKENS = int(lib.ML_BLOCK_TOKENS)
 SPLIT_TOKENS = int(lib.ML_SPLIT_TOKENS)
 SLOTS = int(lib.ML_SLOTS)
 MAX_PROCESSES = int(lib.ML_MAX_PROCESSES)
+MAX_NODES = int(lib.ML_MAX_NODES)
 CONTROL = int(lib.ML_CONTROL)
 DEVICE = int(lib.ML_DEVICE)
 SEGMENT_PREFIX = "moe-lens-"
@@ -64,11 +65,11 @@ class ChannelGeometry:
 
     def check(self) -> None:
         """Raises InvalidArgumentError naming the field that is wrong."""
-        self._layout()
+        self.layout()
 
     def sizes(self) -> SegmentSizes:
         """Bytes that a segment of this geometry takes; InvalidArgumentError as in `check`."""
-        layout = self._layout()
+        layout = self.layout()
         return SegmentSizes(
             segment_bytes=layout.total_bytes,
             kv_arena_bytes=layout.kv_arena_bytes,
@@ -77,8 +78,9 @@ class ChannelGeometry:
             scratch_bytes=layout.scratch_bytes * self.n_processes,
         )
 
-    def _layout(self) -> Any:
-        geometry = self._to_c()
+    def layout(self) -> Any:
+        """The `ml_layout *` of this geometry; InvalidArgumentError as in `check`."""
+        geometry = self.to_c()
         reason = lib.ml_geometry_error(geometry)
         if reason != ffi.NULL:
             raise InvalidArgumentError(ffi.string(reason).decode())
@@ -86,7 +88,8 @@ class ChannelGeometry:
         check_status(lib.ml_layout_of(geometry, layout))
         return layout
 
-    def _to_c(self) -> Any:
+    def to_c(self) -> Any:
+        """The `ml_geometry *` of this geometry."""
         values = asdict(self)
         if self.kv_dtype not in _KV_DTYPES:
             raise InvalidArgumentError(
@@ -151,7 +154,7 @@ def arena_path(segment_path: Path) -> Path:
 
 
 def status_text(status: int) -> str:
-    return str(ffi.string(lib.ml_statusstatus_text(status)).decode())
+    return str(ffi.string(lib.ml_status_text(status)).decode())
 
 
 def check_status(status: int, path: Path | None = None) -> None:
@@ -186,7 +189,7 @@ class Segment:
             path = directory / f"{SEGMENT_PREFIX}{epoch:x}-{secrets.token_hex(4)}{SEGMENT_SUFFIX}"
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             handle = ffi.new("ml_segment **")
-            status = lib.ml_segment_create(fd, geometry._to_c(), epoch, handle)
+            status = lib.ml_segment_create(fd, geometry.to_c(), epoch, handle)
             # A cleaner may meet the file in the moment before its lock is taken, and remove
             # it: then make another.
             if status == lib.ML_SLOT_BUSY:
