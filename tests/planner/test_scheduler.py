@@ -105,7 +105,19 @@ class SchedulerMachine(RuleBasedStateMachine):
             return None
         self.planned.append(step)
         self.check_step(step)
+        self.check_victims(step)
         return step
+
+    def check_victims(self, step: Step) -> None:
+        victims = [self.alive[i] for i in step.preempted if i in self.alive]
+        if any(v.state is not SequenceState.WAITING for v in victims) or not victims:
+            return  # preempted by an attempt that made no step, and started since
+        kept = [
+            c.sequence.order
+            for c in step.chunks
+            if not c.starts and c.sequence.sequence_id in self.alive
+        ]
+        assert max(kept) < min(v.order for v in victims), "an older one was preempted"
 
     def check_step(self, step: Step) -> None:
         assert 0 < step.token_count <= self.limits.max_step_tokens
