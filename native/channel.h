@@ -47,6 +47,12 @@ int ml_participate(ml_segment *segment, uint32_t participant);
 /* 1: its lock is held (by another process or handle); 0: nobody holds it; -1: cannot tell. */
 int ml_participant_alive(const ml_segment *segment, uint32_t participant);
 void ml_participant_beat(ml_segment *segment, uint32_t participant);
+/* Take the control lock of a segment's file, if nobody has it. 1: somebody has; 0: it is ours until
+ * `fd` is closed; -1: cannot tell. For who removes what dead owners left: with the lock, nobody can
+ * become the owner meanwhile. */
+int ml_file_is_owned(int fd);
+/* Number of jobs posted. */
+uint64_t ml_segment_jobs(const ml_segment *segment);
 
 typedef struct {
     uint64_t heartbeat, tasks, busy_ns, kv_read_bytes;

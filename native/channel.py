@@ -14,7 +14,6 @@ of its block tables, items and jobs:
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from native.segment import (
     EpochRetired,
     Segment,
     check_status,
+    default_spin_s,
     participant_name,
     status_text,
 )
@@ -310,21 +310,6 @@ class DevicePort:
             check_status(status)
         elif status != lib.ML_OK:
             raise InvalidArgumentError(f"{what}: {status_text(status)}")
-
-
-def default_spin_s(n_processes: int) -> float:
-    """How long to spin before sleeping: MOE_LENS_SPIN_US where set; otherwise longer than a wake-up
-    takes where every process can have a core of its own, and next to nothing where not."""
-    asked = os.environ.get("MOE_LENS_SPIN_US", "")
-    if asked:
-        try:
-            spin_s = float(asked) / 1e6
-        except ValueError:
-            spin_s = -1.0
-        if not 0 <= spin_s <= 1:
-            raise InvalidArgumentError(f"MOE_LENS_SPIN_US: {asked!r} is not between 0 and 1000000")
-        return spin_s
-    return 50e-6 if len(os.sched_getaffinity(0)) > n_processes + 1 else 2e-6
 
 
 def _nanoseconds(duration_s: float) -> int:

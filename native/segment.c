@@ -40,6 +40,12 @@ int ml_participant_alive(const ml_segment *segment, uint32_t participant) {
     return lock.l_type != F_UNLCK;
 }
 
+int ml_file_is_owned(int fd) {
+    struct flock lock;
+    if (lock_byte(fd, F_OFD_SETLK, ML_CONTROL, &lock) == 0) return 0;
+    return errno == EAGAIN || errno == EACCES ? 1 : -1;
+}
+
 void ml_participant_beat(ml_segment *segment, uint32_t participant) {
     ml_participant *self = ml_participant_of(segment, participant);
     atomic_store_explicit(&self->heartbeat, ml_now_ns(), memory_order_relaxed);
@@ -190,6 +196,14 @@ const ml_geometry *ml_segment_geometry(const ml_segment *segment) { return &segm
 const ml_layout *ml_segment_layout(const ml_segment *segment) { return &segment->layout; }
 uint64_t ml_segment_epoch(const ml_segment *segment) { return segment->epoch; }
 uint8_t *ml_segment_base(const ml_segment *segment) { return segment->base; }
+
+uint64_t ml_segment_jobs(const ml_segment *segment) {
+    uint64_t jobs = 0;
+    for (uint32_t slot = 0; slot < ML_SLOTS; slot++)
+        jobs = ml_max(jobs, atomic_load_explicit(&ml_slot_of(segment, slot)->order,
+                                                 memory_order_relaxed));
+    return jobs;
+}
 
 /* Acquire: who sees LIVE sees the whole header. */
 uint32_t ml_segment_life(const ml_segment *segment) {

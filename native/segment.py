@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -148,9 +150,46 @@ def process_participant(index: int) -> int:
     return int(lib.ML_FIRST_PROCESS) + index
 
 
+def die_with_parent(signal_number: int) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends."""
+    check_status(lib.ml_die_with_parent(signal_number))
+
+
 def arena_path(segment_path: Path) -> Path:
     """Where the KV arena of a segment lies, while it has a name."""
     return segment_path.with_suffix(ARENA_SUFFIX)
+
+
+def default_spin_s(n_processes: int) -> float:
+    """How long to spin before sleeping: MOE_LENS_SPIN_US where set; otherwise longer than a wake-up
+    takes where every process can have a core of its own, and next to nothing where not."""
+    asked = os.environ.get("MOE_LENS_SPIN_US", "")
+    if asked:
+        try:
+            spin_s = float(asked) / 1e6
+        except ValueError:
+            spin_s = -1.0
+        if not 0 <= spin_s <= 1:
+            raise InvalidArgumentError(f"MOE_LENS_SPIN_US: {asked!r} is not between 0 and 1000000")
+        return spin_s
+    return 50e-6 if len(os.sched_getaffinity(0)) > n_processes + 1 else 2e-6
+
+
+@contextmanager
+def is_owned(path: Path) -> Iterator[bool | None]:
+    """Whether a living process owns the segment at `path`; None where that cannot be told.
+
+    Where it is False, nobody can become its owner inside the `with`.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        yield None
+        return
+    try:
+        yield {0: False, 1: True}.get(lib.ml_file_is_owned(fd))
+    finally:
+        os.close(fd)
 
 
 def status_text(status: int) -> str:
@@ -224,6 +263,11 @@ class Segment:
     def life(self) -> Literal["building", "live", "retired"]:
         """Where the epoch stands."""
         return ("building", "live", "retired")[lib.ml_segment_life(self.handle)]
+
+    @property
+    def jobs(self) -> int:
+        """How many jobs the device has posted."""
+        return int(lib.ml_segment_jobs(self.handle))
 
     def publish(self) -> None:
         """Control process: the segment is complete; the device may come."""
