@@ -5,7 +5,7 @@ to Python's internals, no files, no imports, and a bound on what it may produce.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn
@@ -14,6 +14,7 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_RENDERED_CHARACTERS = 16 * 2**20
+MAX_FACTOR, MAX_EXPONENT = 2**32, 32
 
 
 class ChatError(ValueError):
@@ -66,9 +67,27 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """jinja2's sandbox, and no operator that makes something huge out of something small."""
+
+    intercepted_binops = frozenset(["*", "**"])
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Called for the operators above instead of applying them."""
+        if operator == "**" and not (abs(left) <= MAX_FACTOR and abs(right) <= MAX_EXPONENT):
+            raise ChatError("the checkpoint's chat template raises to a large power")
+        if operator == "*":
+            sizes = [len(x) if isinstance(x, Sized) else abs(x) for x in (left, right)]
+            if any(isinstance(x, Sized) for x in (left, right)) and (
+                sizes[0] * sizes[1] > MAX_RENDERED_CHARACTERS
+            ):
+                raise ChatError(f"the prompt exceeds {MAX_RENDERED_CHARACTERS} characters")
+        return super().call_binop(context, operator, left, right)
+
+
+def _environment() -> _Sandbox:
     """What templates of checkpoints rely on: trimmed blocks, tojson, and these functions."""
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json

@@ -74,6 +74,7 @@ class Engine:
         self._generations: dict[SequenceId, Generation] = {}
         self._in_flight: deque[Step] = deque()
         self._outstanding_tokens = 0
+        self._unstarted_tokens = 0  # the part of them that no step has worked on
         self._sequence_ids = itertools.count(1)
         self._arrivals = itertools.count()
         self._changed = asyncio.Event()
@@ -106,6 +107,7 @@ class Engine:
             raise InvalidArgument(str(error), field="max_tokens") from error
         self._generations[generation.sequence_id] = generation
         self._outstanding_tokens += generation.outstanding_tokens
+        self._unstarted_tokens += generation.outstanding_tokens
         self._idle.clear()
         self._changed.set()
         return generation
@@ -114,7 +116,17 @@ class Engine:
         """What is on the engine's hands."""
         scheduler = self.scheduler
         tokens_per_s, _ = self._metrics.throughput.rates(time.monotonic())
-        return Load(scheduler.running, scheduler.waiting, self._outstanding_tokens, tokens_per_s)
+        return Load(
+            scheduler.running,
+            scheduler.waiting,
+            self._unstarted_tokens,
+            self._outstanding_tokens - self._unstarted_tokens,
+            tokens_per_s,
+        )
+
+    def requests_on_hand(self) -> int:
+        """Sequences running and waiting."""
+        return len(self._generations)
 
     def cancel(self, generation: Generation) -> None:
         """Stop working on it and free its KV; nothing happens when it has ended."""
@@ -203,16 +215,24 @@ class Engine:
                 if not self._in_flight:
                     self._last_result_at = time.monotonic()
                 self._in_flight.append(step)
-                now = time.monotonic()
-                for chunk in step.chunks:
-                    if chunk.starts:
-                        self._generations[chunk.sequence.sequence_id].start(now)
+                self._note_starts(step)
                 plan = step_plan(step, self._generations)
                 try:
                     await call.write(messages.ExecuteRequest(plan=plan))
                 except asyncio.InvalidStateError as error:  # grpc: the call has ended
                     raise SessionEnded("the GPU worker closed the session") from error
             await self._changed.wait()
+
+    def _note_starts(self, step: Step) -> None:
+        now = time.monotonic()
+        for sequence_id in step.preempted:
+            if sequence_id in self._generations:
+                self._generations[sequence_id].preemptions += 1
+        for chunk in step.chunks:
+            generation = self._generations[chunk.sequence.sequence_id] if chunk.starts else None
+            if generation is not None and generation.started_at is None:
+                self._unstarted_tokens -= generation.outstanding_tokens
+                generation.started_at = now
 
     async def _receive(self, call: "grpc.aio.StreamStreamCall") -> None:  # type: ignore[type-arg]
         async for response in call:
@@ -283,6 +303,8 @@ class Engine:
         generation = self._generations.pop(sequence_id, None)
         if generation is not None:
             self._outstanding_tokens -= generation.outstanding_tokens
+            if generation.started_at is None:
+                self._unstarted_tokens -= generation.outstanding_tokens
         if not self._generations:
             self._idle.set()
         return generation

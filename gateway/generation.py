@@ -62,7 +62,7 @@ class Generation:
             arrival=arrival,
         )
         self.submitted_at = time.monotonic()
-        self.started_at: float | None = None
+        self.started_at: float | None = None  # when a step that works on it was planned first
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
         self._stop_ids = frozenset(work.sampling.stop_token_ids)
@@ -97,11 +97,6 @@ class Generation:
             arrival=old.arrival,
             generated_tokens=len(self.generated_ids),
         )
-
-    def start(self, now: float) -> None:
-        """A step that works on it was planned."""
-        if self.started_at is None:
-            self.started_at = now
 
     def take(self, token_id: int, logprobs: TokenLogprobs | None, now: float) -> bool:
         """Append a sampled token; return whether it ends the sequence before max_tokens."""

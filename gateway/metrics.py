@@ -6,11 +6,11 @@ never compared: the worker sends durations.
 
 import time
 from collections import deque
-from typing import Protocol
 
 from moelens.v1.gpu_worker_pb2 import StepTimes
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from gateway.admission import Plan
 from gateway.generation import Generation
 from planner.scheduler import Scheduler, Step
 
@@ -19,13 +19,6 @@ SLOW_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 # Throughput is what the last seconds of work gave.
 WINDOW_S = 10.0
-
-
-class Prediction(Protocol):
-    """The planner's numbers for the load at hand; None: not known."""
-
-    tokens_per_s: float | None
-    generated_tokens_per_s: float | None
 
 
 class Throughput:
@@ -142,16 +135,14 @@ class Metrics:
         self.preemptions.inc(total - before)
         self._last_preemptions = total
 
-    def observe_rates(self, prediction: Prediction | None) -> None:
+    def observe_rates(self, plan: Plan) -> None:
         """Bring predicted and actual throughput up to date."""
         tokens, generated = self.throughput.rates(time.monotonic())
         self.actual.labels(kind="all").set(tokens)
         self.actual.labels(kind="generated").set(generated)
-        if prediction is None:
-            return
         for kind, value in (
-            ("all", prediction.tokens_per_s),
-            ("generated", prediction.generated_tokens_per_s),
+            ("all", plan.tokens_per_s),
+            ("generated", plan.generated_tokens_per_s),
         ):
             if value is not None:
                 self.predicted.labels(kind=kind).set(value)

@@ -10,8 +10,6 @@ from gateway.validation import PromptLimits, Validator
 from gateway.worker import WorkerInfo
 from planner.spec import ModelSpec
 
-FORMATS = {"bf16": "bf16", "fp32": "fp32"}
-
 
 class ServedModel:
     """One checkpoint directory under the name that clients use."""
@@ -42,11 +40,15 @@ class ServedModel:
         self._info = info
         self.validator = Validator(self.name, info, self.tokenizer, self._limits)
 
+    def in_formats_of(self, info: WorkerInfo) -> ModelSpec:
+        """The model as this worker stores it."""
+        return self.spec.with_formats(weights=info.dtype, kv=info.dtype)
+
     def description(self) -> messages.GetModelResponse:
         """What GetModel answers, once the worker is known."""
         info = self._info
         assert info is not None
-        spec = self.spec.with_formats(weights=FORMATS[info.dtype], kv=FORMATS[info.dtype])
+        spec = self.in_formats_of(info)
         return messages.GetModelResponse(
             model=self.name,
             family=spec.family,

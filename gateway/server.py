@@ -1,15 +1,20 @@
 """The gateway's process: engine, admission and public service put together."""
 
+import asyncio
+
 import grpc
 import structlog
 from moelens.v1.gpu_worker_pb2_grpc import GpuWorkerStub
+from moelens.v1.planner_pb2_grpc import PlannerStub
 
-from gateway.admission import Admission
+from gateway.admission import Admission, Plan
 from gateway.config import GatewayConfig
 from gateway.engine import Engine
+from gateway.forecast import Forecast
 from gateway.metrics import Metrics
 from gateway.model import ServedModel
 from gateway.service import Gateway
+from gateway.worker import WorkerInfo
 from protos.errors import Unavailable
 from protos.serving import Serving, serve
 from protos.transport import channel
@@ -20,19 +25,43 @@ log = structlog.get_logger("gateway")
 class GatewayServer:
     """Everything one gateway holds. Raises when the model's files are unusable."""
 
-    def __init__(self, config: GatewayConfig, worker_channel: grpc.aio.Channel) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        worker_channel: grpc.aio.Channel,
+        planner_channel: grpc.aio.Channel,
+    ) -> None:
         self.config = config
         self.metrics = Metrics()
         self.model = ServedModel(config.model, config.served_model, config.limits)
-        self.admission = Admission(config.max_waiting_requests)
-        self.engine = Engine(
-            GpuWorkerStub(worker_channel), config.engine, self.metrics, self.model.adopt
+        planner = PlannerStub(planner_channel)
+        self.admission = Admission(planner, config.max_waiting_requests)
+        self.forecast = Forecast(
+            planner, lambda info: int(self.model.in_formats_of(info).kv_bytes_per_token)
         )
-        self.service = Gateway(self.model, self.engine, self.admission, self.metrics)
+        self.engine = Engine(
+            GpuWorkerStub(worker_channel), config.engine, self.metrics, self._adopt
+        )
+        self.service = Gateway(self.model, self.engine, self.admission, self.forecast, self.metrics)
 
     async def background(self, serving: Serving) -> None:
         """Drive the engine; ready while it has a session with the worker."""
-        await self.engine.run(serving.set_ready)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.engine.run(serving.set_ready))
+            tasks.create_task(
+                self.forecast.run(
+                    lambda: self.engine.info, self.engine.requests_on_hand, self._publish
+                )
+            )
+
+    def _adopt(self, info: WorkerInfo) -> None:
+        self.model.adopt(info)
+        self.admission.info = info
+
+    def _publish(self, plan: Plan) -> None:
+        log.info("planned", plan=plan)
+        self.admission.plan = plan
+        self.metrics.observe_rates(plan)
 
     async def drain(self, grace_s: float) -> None:
         """Let running requests end; `serve` bounds the time."""
@@ -41,8 +70,8 @@ class GatewayServer:
 
 async def serve_gateway(config: GatewayConfig) -> int:
     """Serve until a signal comes; returns the exit status."""
-    async with channel(config.gpu_worker) as worker_channel:
-        server = GatewayServer(config, worker_channel)
+    async with channel(config.gpu_worker) as worker, channel(config.planner) as planner:
+        server = GatewayServer(config, worker, planner)
         try:
             return await serve(
                 [server.service],

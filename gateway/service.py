@@ -13,6 +13,7 @@ from moelens.v1.gateway_pb2_grpc import GatewayServicer
 
 from gateway.admission import Admission
 from gateway.engine import Engine
+from gateway.forecast import Forecast
 from gateway.generation import Generation, Work
 from gateway.metrics import Metrics
 from gateway.model import ServedModel
@@ -35,11 +36,17 @@ class Gateway(GatewayServicer):
     """moelens.v1.Gateway over one engine and one model."""
 
     def __init__(
-        self, model: ServedModel, engine: Engine, admission: Admission, metrics: Metrics
+        self,
+        model: ServedModel,
+        engine: Engine,
+        admission: Admission,
+        forecast: Forecast,
+        metrics: Metrics,
     ) -> None:
         self._model = model
         self._engine = engine
         self._admission = admission
+        self._forecast = forecast
         self._metrics = metrics
         self._running: dict[str, list[Generation]] = {}
         self._started_at = time.monotonic()
@@ -148,6 +155,8 @@ class Gateway(GatewayServicer):
 
     async def _generate(self, request: CheckedRequest) -> AsyncIterator[messages.GenerateResponse]:
         await self._admission.admit(request, self._engine.load())
+        self._admission.check_room(request, self._engine.load())
+        self._forecast.observe(len(request.prompt_ids), request.max_tokens)
         inbox = asyncio.Event()
         generations = self._running[request.request_id]
         for index in range(request.outputs):

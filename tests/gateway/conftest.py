@@ -108,8 +108,12 @@ def house(tmp_path: Path, demo_model: Path) -> MakeHouse:
             ready.append(value)
             became_ready.set()
 
-        async with serving(worker, worker_address), channel(worker_address) as peer:
-            gateway = GatewayServer(config, peer)
+        async with (
+            serving(worker, worker_address),
+            channel(worker_address) as peer,
+            channel(config.planner) as nobody,
+        ):
+            gateway = GatewayServer(config, peer, nobody)
             server = grpc.aio.server(interceptors=[Calls(["moelens.v1.Gateway"])])
             add_GatewayServicer_to_server(gateway.service, server)
             server.add_insecure_port(config.serving.listen)
