@@ -40,12 +40,9 @@ class PlanError(ValueError):
 
     def __init__(self, field: str, message: str) -> None:
         self.field = field
+        self.message = message
         super().__init__(f"{field}: {message}")
 
 
-class CpuWorkerLost(Exception):
-    """The CPU worker died or hung; the KV cache is gone and the session with it."""
-
-
-class SessionEnded(Exception):
-    """Another session replaced this one, or the worker is shutting down."""
+class LoadingStopped(Exception):
+    """The worker was told to stop while it loaded."""

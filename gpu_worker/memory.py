@@ -13,6 +13,11 @@ PAGE_BYTES = mmap.PAGESIZE
 HEADROOM_BYTES = 1_000_000_000
 
 
+def div_ceil(numerator: int, denominator: int) -> int:
+    """The least integer that is at least numerator / denominator."""
+    return -(-numerator // denominator)
+
+
 def round_up(n: int, multiple: int) -> int:
     """The least multiple of `multiple` that is at least n."""
     return -(-n // multiple) * multiple

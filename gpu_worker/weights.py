@@ -21,6 +21,7 @@ import torch
 
 from gpu_worker import memory
 from gpu_worker.checkpoint import Checkpoint, TensorLocation, TensorReader
+from gpu_worker.errors import LoadingStopped
 from gpu_worker.families import DecoderConfig, Slot
 from gpu_worker.memory import PAGE_BYTES, round_up
 from gpu_worker.ops import Linear, Ops
@@ -55,6 +56,7 @@ class LoadProgress:
     total_bytes: int = 0
     loaded_bytes: int = 0
     started_s: float = field(default_factory=time.monotonic)
+    stop: bool = False  # set by whoever wants loading to end with LoadingStopped
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, n_bytes: int) -> None:
@@ -225,6 +227,8 @@ class _Filler:
 
     def fill(self, task: _FillTask) -> None:
         """Read a tensor to where it belongs: directly where it is stored as it comes."""
+        if self._progress.stop:
+            raise LoadingStopped
         columns = math.prod(task.tensor.shape[1:])
         rows = self._plain_rows(task)
         if rows is not None and task.tensor.dtype == self._ops.dtype:

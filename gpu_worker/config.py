@@ -1,0 +1,112 @@
+"""How a GPU worker runs; every value comes from a flag of `moe-lens gpu-worker` or its variable."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gpu_worker import memory
+from gpu_worker.errors import ConfigurationError, MemoryShortage
+from gpu_worker.families import DecoderConfig
+from native.segment import BLOCK_TOKENS, ChannelGeometry
+from protos.serving import ServingConfig
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+DEVICES = ("auto", "cpu", "cuda")
+# Without --kv: this share of what is free, and no more than the sequences can fill.
+DEFAULT_KV_SHARE = 0.4
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """Everything that decides what a worker loads and how it computes."""
+
+    serving: ServingConfig
+    cpu_worker: str  # address
+    model: Path
+    kv_bytes: int | None = None  # None: chosen from what is free
+    dtype: str | None = None  # None: the checkpoint's
+    device: str = "auto"
+    max_step_tokens: int = 2048
+    max_sequences: int = 1024
+    threads: int | None = None  # of device cpu; None: all cores
+    hardware: Path | None = None
+    shm_dir: Path = Path("/dev/shm")  # where the CPU worker keeps the KV cache
+    peer_timeout_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise ConfigurationError("dtype", f"must be bf16 or fp32, is {self.dtype!r}")
+        if self.device not in DEVICES:
+            raise ConfigurationError(
+                "device", f"must be one of {', '.join(DEVICES)}, is {self.device!r}"
+            )
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigurationError("device", "cuda is not available here; use cpu")
+        for name in ("max_step_tokens", "max_sequences"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(name, f"must be at least 1, is {getattr(self, name)}")
+        if self.threads is not None and self.threads < 1:
+            raise ConfigurationError("threads", f"must be at least 1, is {self.threads}")
+        if not self.peer_timeout_s > 0:
+            raise ConfigurationError("peer_timeout_s", f"must be > 0, is {self.peer_timeout_s}")
+
+    @property
+    def resolved_device(self) -> str:
+        """ "cpu" or "cuda"."""
+        if self.device != "auto":
+            return self.device
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def choose_dtype(asked: str | None, of_checkpoint: torch.dtype) -> torch.dtype:
+    """What to compute in. FP16 weights are exact in neither type but FP32, so that one must ask."""
+    if asked is not None:
+        return DTYPES[asked]
+    if of_checkpoint in DTYPE_NAMES:
+        return of_checkpoint
+    raise ConfigurationError(
+        "dtype",
+        "the checkpoint is FP16; choose bf16 (rounded weights) or fp32 (exact, twice the memory)",
+    )
+
+
+def geometry(
+    config: WorkerConfig, decoder: DecoderConfig, dtype: torch.dtype, kv_blocks: int
+) -> ChannelGeometry:
+    """What the CPU worker is asked for."""
+    return ChannelGeometry(
+        n_layers=decoder.n_layers,
+        n_q_heads=decoder.n_q_heads,
+        n_kv_heads=decoder.n_kv_heads,
+        head_dim=decoder.head_dim,
+        kv_dtype="bf16" if dtype == torch.bfloat16 else "fp32",
+        kv_blocks=kv_blocks,
+        max_sequences=config.max_sequences,
+        max_context_tokens=decoder.max_context_tokens,
+        max_slot_tokens=config.max_step_tokens,
+        n_processes=1,
+        scale=decoder.head_dim**-0.5,
+    )
+
+
+def choose_kv_blocks(config: WorkerConfig, decoder: DecoderConfig, dtype: torch.dtype) -> int:
+    """KV blocks of --kv, or of what is free. MemoryShortage, itemised, where they do not fit."""
+    one = geometry(config, decoder, dtype, kv_blocks=1).sizes()
+    block_bytes = one.kv_arena_bytes
+    free = min(memory.available_bytes(), memory.free_shared_bytes(config.shm_dir))
+    if config.kv_bytes is None:
+        usable_bytes = int((free - one.segment_bytes - memory.HEADROOM_BYTES) * DEFAULT_KV_SHARE)
+        per_sequence = memory.div_ceil(decoder.max_context_tokens, BLOCK_TOKENS)
+        blocks = min(usable_bytes // block_bytes, config.max_sequences * per_sequence)
+    else:
+        blocks = config.kv_bytes // block_bytes
+        if blocks < 1:
+            raise ConfigurationError(
+                "kv", f"{config.kv_bytes} bytes hold no block of {block_bytes} bytes (16 tokens)"
+            )
+    items = [("KV cache", max(blocks, 1) * block_bytes), ("channel segment", one.segment_bytes)]
+    if blocks < 1 or sum(n for _, n in items) > free:
+        raise MemoryShortage(f"the KV cache in {config.shm_dir} and RAM", items, free)
+    return blocks

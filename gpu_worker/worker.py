@@ -1,0 +1,148 @@
+"""A worker's life: load, get a segment from the CPU worker, serve; again after a loss."""
+
+import asyncio
+import contextlib
+
+import grpc
+import structlog
+from moelens.v1.cpu_worker_pb2 import ConfigureRequest, ConfigureResponse
+from moelens.v1.cpu_worker_pb2_grpc import CpuWorkerStub
+
+from gpu_worker import runtime
+from gpu_worker.config import WorkerConfig
+from gpu_worker.runtime import LoadedModel
+from gpu_worker.service import GpuWorkerService
+from gpu_worker.weights import LoadProgress
+from native.channel import ChannelError
+from protos.errors import Unavailable, decode_failure
+from protos.serving import Serving, channel, serve
+
+log = structlog.get_logger("gpu_worker")
+
+RETRY_PERIOD_S = 0.2
+PROGRESS_PERIOD_S = 2.0
+PEER_CHECK_PERIOD_S = 0.5
+CONFIGURE_TIMEOUT_S = 120.0
+# Answers of the CPU worker that pass.
+NOT_YET = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+class CpuWorkerRefused(Exception):
+    """The CPU worker cannot hold the KV cache that was asked for; its own words."""
+
+
+async def main(config: WorkerConfig) -> int:
+    """Serve until a signal comes. Raises what is wrong with the checkpoint or the configuration."""
+    progress = LoadProgress()
+    service = GpuWorkerService(progress)
+
+    async def background(serving: Serving) -> None:
+        try:
+            await _run(config, service, progress, serving)
+        finally:
+            progress.stop = True
+            await service.close_epoch(Unavailable("the worker is stopping", reason="STOPPING"))
+
+    return await serve([service], config.serving, background=background)
+
+
+async def _run(
+    config: WorkerConfig, service: GpuWorkerService, progress: LoadProgress, serving: Serving
+) -> None:
+    reporter = asyncio.create_task(_report(progress))
+    try:
+        model = await asyncio.to_thread(runtime.load, config, progress)
+    finally:
+        reporter.cancel()
+    log.info(
+        "model loaded",
+        model=str(config.model),
+        bytes=progress.total_bytes,
+        bytes_per_s=round(progress.bytes_per_s),
+        device=config.resolved_device,
+        kv_blocks=model.kv_blocks,
+    )
+    service.set_model(model)
+    async with channel(config.cpu_worker) as peer:
+        while True:
+            await _serve_one_epoch(model, service, CpuWorkerStub(peer), serving)
+
+
+async def _serve_one_epoch(
+    model: LoadedModel, service: GpuWorkerService, cpu_worker: CpuWorkerStub, serving: Serving
+) -> None:
+    """From a Configure until the CPU worker is lost."""
+    answer = await _configure(model, cpu_worker)
+    try:
+        await service.open_epoch(answer.epoch, answer.segment_path)
+    except (ChannelError, OSError) as error:
+        log.warning("the segment cannot be opened", error=str(error))
+        await asyncio.sleep(RETRY_PERIOD_S)
+        return
+    await serving.set_ready(True)
+    log.info("ready", epoch=answer.epoch, attention_processes=answer.attention_processes)
+    reason = await _until_lost(service)
+    await serving.set_ready(False)
+    log.warning("the CPU worker is lost", error=reason)
+    await service.close_epoch(
+        Unavailable(
+            f"the CPU worker is lost: {reason}", reason="CPU_WORKER_LOST", retry_after_s=1.0
+        )
+    )
+
+
+async def _until_lost(service: GpuWorkerService) -> str:
+    """Look at the peers now and then: a death must be noticed while no step runs, too."""
+    while True:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(service.epoch_lost.wait(), PEER_CHECK_PERIOD_S)
+            return "a step failed"
+        try:
+            await service.check_peers()
+        except ChannelError as error:
+            return str(error)
+
+
+async def _configure(model: LoadedModel, cpu_worker: CpuWorkerStub) -> ConfigureResponse:
+    """Ask until the CPU worker is there. CpuWorkerRefused where it cannot give a segment."""
+    geometry = model.geometry
+    request = ConfigureRequest(
+        n_layers=geometry.n_layers,
+        n_q_heads=geometry.n_q_heads,
+        n_kv_heads=geometry.n_kv_heads,
+        head_dim=geometry.head_dim,
+        kv_dtype=geometry.kv_dtype,
+        kv_blocks=geometry.kv_blocks,
+        max_sequences=geometry.max_sequences,
+        max_context_tokens=geometry.max_context_tokens,
+        max_slot_tokens=geometry.max_slot_tokens,
+        scale=geometry.scale,
+        peer_timeout_s=model.worker.peer_timeout_s,
+    )
+    waiting = False
+    while True:
+        try:
+            answer: ConfigureResponse = await cpu_worker.Configure(
+                request, timeout=CONFIGURE_TIMEOUT_S
+            )
+            return answer
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in NOT_YET:
+                raise CpuWorkerRefused(decode_failure(error).message) from error
+            if not waiting:
+                log.info("waiting for the CPU worker", state=error.details())
+            waiting = True
+        await asyncio.sleep(RETRY_PERIOD_S)
+
+
+async def _report(progress: LoadProgress) -> None:
+    """Log how far loading is."""
+    while True:
+        await asyncio.sleep(PROGRESS_PERIOD_S)
+        log.info(
+            "loading",
+            loaded_bytes=progress.loaded_bytes,
+            total_bytes=progress.total_bytes,
+            bytes_per_s=round(progress.bytes_per_s),
+            seconds_left=round(progress.seconds_left, 1),
+        )
