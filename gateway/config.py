@@ -20,6 +20,7 @@ class GatewayConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     limits: PromptLimits = field(default_factory=PromptLimits)
     max_waiting_requests: int = 4096
+    metrics_listen: str | None = None  # host:port of the Prometheus endpoint
 
     def __post_init__(self) -> None:
         if self.max_waiting_requests < 1:

@@ -246,26 +246,26 @@ class MemoryReport(_message.Message):
     def __init__(self, weights_bytes: _Optional[int] = ..., streamed_bytes_per_pass: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., kv_bytes: _Optional[float] = ..., kv_capacity_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ..., resident_bytes: _Optional[float] = ..., resident_layers: _Optional[int] = ..., spare_gpu_bytes: _Optional[float] = ..., host: _Optional[_Union[MemoryBudget, _Mapping]] = ..., gpu: _Optional[_Union[MemoryBudget, _Mapping]] = ...) -> None: ...
 
 class Stage1Report(_message.Message):
-    __slots__ = ("tokens_per_s", "generated_tokens_per_s", "limit", "kv_bound_tokens_per_s", "gpu_bound_tokens_per_s", "parallelism_memory_efficiency", "pass_s", "saturation_tokens", "gpu_utilisation_share")
+    __slots__ = ("tokens_per_s", "generated_tokens_per_s", "limit", "kv_tokens_per_s", "gpu_tokens_per_s", "pme", "stream_s", "saturation_tokens", "gpu_utilisation_share")
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
-    KV_BOUND_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
-    GPU_BOUND_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
-    PARALLELISM_MEMORY_EFFICIENCY_FIELD_NUMBER: _ClassVar[int]
-    PASS_S_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    GPU_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PME_FIELD_NUMBER: _ClassVar[int]
+    STREAM_S_FIELD_NUMBER: _ClassVar[int]
     SATURATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GPU_UTILISATION_SHARE_FIELD_NUMBER: _ClassVar[int]
     tokens_per_s: float
     generated_tokens_per_s: float
     limit: str
-    kv_bound_tokens_per_s: float
-    gpu_bound_tokens_per_s: float
-    parallelism_memory_efficiency: float
-    pass_s: float
+    kv_tokens_per_s: float
+    gpu_tokens_per_s: float
+    pme: float
+    stream_s: float
     saturation_tokens: float
     gpu_utilisation_share: float
-    def __init__(self, tokens_per_s: _Optional[float] = ..., generated_tokens_per_s: _Optional[float] = ..., limit: _Optional[str] = ..., kv_bound_tokens_per_s: _Optional[float] = ..., gpu_bound_tokens_per_s: _Optional[float] = ..., parallelism_memory_efficiency: _Optional[float] = ..., pass_s: _Optional[float] = ..., saturation_tokens: _Optional[float] = ..., gpu_utilisation_share: _Optional[float] = ...) -> None: ...
+    def __init__(self, tokens_per_s: _Optional[float] = ..., generated_tokens_per_s: _Optional[float] = ..., limit: _Optional[str] = ..., kv_tokens_per_s: _Optional[float] = ..., gpu_tokens_per_s: _Optional[float] = ..., pme: _Optional[float] = ..., stream_s: _Optional[float] = ..., saturation_tokens: _Optional[float] = ..., gpu_utilisation_share: _Optional[float] = ...) -> None: ...
 
 class HostNeedsReport(_message.Message):
     __slots__ = ("kv_read_bytes_per_s", "read_needed_bytes_per_s", "read_available_bytes_per_s", "read_enough", "cpu_needed_flops_per_s", "cpu_available_flops_per_s", "cpu_enough")
@@ -286,28 +286,34 @@ class HostNeedsReport(_message.Message):
     def __init__(self, kv_read_bytes_per_s: _Optional[float] = ..., read_needed_bytes_per_s: _Optional[float] = ..., read_available_bytes_per_s: _Optional[float] = ..., read_enough: _Optional[bool] = ..., cpu_needed_flops_per_s: _Optional[float] = ..., cpu_available_flops_per_s: _Optional[float] = ..., cpu_enough: _Optional[bool] = ...) -> None: ...
 
 class Stage2Report(_message.Message):
-    __slots__ = ("tokens_per_s", "generated_tokens_per_s", "limit", "io_bound_tokens_per_s", "gpu_bound_tokens_per_s", "prompts_per_pass", "passes", "duration_s")
+    __slots__ = ("tokens_per_s", "generated_tokens_per_s", "limit", "io_tokens_per_s", "gpu_tokens_per_s", "kv_prompts_per_step", "gpu_prompts_per_step", "prompts_per_step", "steps", "steady_tokens_per_step", "total_s")
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
-    IO_BOUND_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
-    GPU_BOUND_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
-    PROMPTS_PER_PASS_FIELD_NUMBER: _ClassVar[int]
-    PASSES_FIELD_NUMBER: _ClassVar[int]
-    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    IO_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    GPU_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    KV_PROMPTS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    GPU_PROMPTS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEADY_TOKENS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_S_FIELD_NUMBER: _ClassVar[int]
     tokens_per_s: float
     generated_tokens_per_s: float
     limit: str
-    io_bound_tokens_per_s: float
-    gpu_bound_tokens_per_s: float
-    prompts_per_pass: float
-    passes: float
-    duration_s: float
-    def __init__(self, tokens_per_s: _Optional[float] = ..., generated_tokens_per_s: _Optional[float] = ..., limit: _Optional[str] = ..., io_bound_tokens_per_s: _Optional[float] = ..., gpu_bound_tokens_per_s: _Optional[float] = ..., prompts_per_pass: _Optional[float] = ..., passes: _Optional[float] = ..., duration_s: _Optional[float] = ...) -> None: ...
+    io_tokens_per_s: float
+    gpu_tokens_per_s: float
+    kv_prompts_per_step: float
+    gpu_prompts_per_step: float
+    prompts_per_step: float
+    steps: float
+    steady_tokens_per_step: float
+    total_s: float
+    def __init__(self, tokens_per_s: _Optional[float] = ..., generated_tokens_per_s: _Optional[float] = ..., limit: _Optional[str] = ..., io_tokens_per_s: _Optional[float] = ..., gpu_tokens_per_s: _Optional[float] = ..., kv_prompts_per_step: _Optional[float] = ..., gpu_prompts_per_step: _Optional[float] = ..., prompts_per_step: _Optional[float] = ..., steps: _Optional[float] = ..., steady_tokens_per_step: _Optional[float] = ..., total_s: _Optional[float] = ...) -> None: ...
 
 class SimulationReport(_message.Message):
-    __slots__ = ("tokens_per_s", "generated_tokens_per_s", "limit", "duration_s", "passes", "preemptions", "preemption_share", "mean_kv_use_share", "mean_step_tokens", "seconds_by_limit_s", "share_by_limit", "requests_simulated", "scale")
-    class SecondsByLimitSEntry(_message.Message):
+    __slots__ = ("tokens_per_s", "generated_tokens_per_s", "limit", "total_s", "steps", "preemptions", "preemption_share", "mean_kv_use_share", "mean_step_tokens", "seconds_by_limit", "share_by_limit", "requests_simulated", "scale")
+    class SecondsByLimitEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -324,30 +330,30 @@ class SimulationReport(_message.Message):
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
-    DURATION_S_FIELD_NUMBER: _ClassVar[int]
-    PASSES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_S_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTION_SHARE_FIELD_NUMBER: _ClassVar[int]
     MEAN_KV_USE_SHARE_FIELD_NUMBER: _ClassVar[int]
     MEAN_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    SECONDS_BY_LIMIT_S_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_BY_LIMIT_FIELD_NUMBER: _ClassVar[int]
     SHARE_BY_LIMIT_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_SIMULATED_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
     tokens_per_s: float
     generated_tokens_per_s: float
     limit: str
-    duration_s: float
-    passes: int
+    total_s: float
+    steps: int
     preemptions: int
     preemption_share: float
     mean_kv_use_share: float
     mean_step_tokens: float
-    seconds_by_limit_s: _containers.ScalarMap[str, float]
+    seconds_by_limit: _containers.ScalarMap[str, float]
     share_by_limit: _containers.ScalarMap[str, float]
     requests_simulated: int
     scale: float
-    def __init__(self, tokens_per_s: _Optional[float] = ..., generated_tokens_per_s: _Optional[float] = ..., limit: _Optional[str] = ..., duration_s: _Optional[float] = ..., passes: _Optional[int] = ..., preemptions: _Optional[int] = ..., preemption_share: _Optional[float] = ..., mean_kv_use_share: _Optional[float] = ..., mean_step_tokens: _Optional[float] = ..., seconds_by_limit_s: _Optional[_Mapping[str, float]] = ..., share_by_limit: _Optional[_Mapping[str, float]] = ..., requests_simulated: _Optional[int] = ..., scale: _Optional[float] = ...) -> None: ...
+    def __init__(self, tokens_per_s: _Optional[float] = ..., generated_tokens_per_s: _Optional[float] = ..., limit: _Optional[str] = ..., total_s: _Optional[float] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., preemption_share: _Optional[float] = ..., mean_kv_use_share: _Optional[float] = ..., mean_step_tokens: _Optional[float] = ..., seconds_by_limit: _Optional[_Mapping[str, float]] = ..., share_by_limit: _Optional[_Mapping[str, float]] = ..., requests_simulated: _Optional[int] = ..., scale: _Optional[float] = ...) -> None: ...
 
 class ResidencyReport(_message.Message):
     __slots__ = ("layers", "resident_bytes", "stage2_tokens_per_s", "gain_share")
@@ -378,20 +384,20 @@ class SimulateResponse(_message.Message):
     def __init__(self, progress: _Optional[_Union[SimulationProgress, _Mapping]] = ..., report: _Optional[_Union[SimulationReport, _Mapping]] = ...) -> None: ...
 
 class SimulationProgress(_message.Message):
-    __slots__ = ("passes", "simulated_s", "requests_finished", "requests", "tokens_per_s", "kv_use_share")
-    PASSES_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("steps", "simulated_s", "requests_finished", "requests", "tokens_per_s", "kv_use_share")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     SIMULATED_S_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FINISHED_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     KV_USE_SHARE_FIELD_NUMBER: _ClassVar[int]
-    passes: int
+    steps: int
     simulated_s: float
     requests_finished: int
     requests: int
     tokens_per_s: float
     kv_use_share: float
-    def __init__(self, passes: _Optional[int] = ..., simulated_s: _Optional[float] = ..., requests_finished: _Optional[int] = ..., requests: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., kv_use_share: _Optional[float] = ...) -> None: ...
+    def __init__(self, steps: _Optional[int] = ..., simulated_s: _Optional[float] = ..., requests_finished: _Optional[int] = ..., requests: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., kv_use_share: _Optional[float] = ...) -> None: ...
 
 class SizeRequest(_message.Message):
     __slots__ = ("case", "tokens_per_s", "generated_tokens_per_s", "deadline_s", "by")
