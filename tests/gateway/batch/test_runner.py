@@ -17,8 +17,9 @@ from protos.errors import InvalidArgument, ResourceExhausted, Unavailable
 class Echo:
     """Answers a text prompt with its reverse, one token a character; fails as told."""
 
-    def __init__(self, troubles: int = 0) -> None:
+    def __init__(self, troubles: int = 0, always_away: bool = False) -> None:
         self.troubles = troubles
+        self.always_away = always_away
         self.running = 0
         self.peak = 0
         self.priorities: set[int] = set()
@@ -41,7 +42,7 @@ class Echo:
             for position, character in enumerate(reversed(request.text)):
                 if self.troubles and position == 1:
                     self.troubles -= 1
-                    if self.troubles % 2:
+                    if self.always_away or self.troubles % 2:
                         raise Unavailable("away", retry_after_s=0.001)
                     raise ResourceExhausted("full", retry_after_s=0.001)
                 tokens = messages.Tokens(text=character, token_ids=[ord(character)])
@@ -136,7 +137,12 @@ def test_a_resumed_run_gives_what_an_undisturbed_one_gives(tmp_path: Path) -> No
 def test_a_server_that_stays_away_ends_the_run_with_what_was_done(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     with pytest.raises(ServerLost):
-        run(Echo(troubles=10**6), out, [row("a", "x"), row("b", "long")], patience_s=0.01)
+        run(
+            Echo(troubles=10**6, always_away=True),
+            out,
+            [row("a", "x"), row("b", "long")],
+            patience_s=0.01,
+        )
     assert set(by_id(out)) == {"a"}
 
 

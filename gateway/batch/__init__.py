@@ -1,0 +1,1 @@
+"""Offline batches in OpenAI's JSONL format: many prompts in, one record for each out."""
