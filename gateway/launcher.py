@@ -180,10 +180,11 @@ class Stack:
                 await self._supervisor
         await self._stop()
 
-    async def until_broken(self) -> None:
-        """Return never; raises StackError when a service keeps dying."""
+    async def until_stopped(self) -> None:
+        """Return when this task is cancelled; StackError when a service keeps dying."""
         assert self._supervisor is not None
-        await asyncio.shield(self._supervisor)
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(self._supervisor)
 
     def _make_children(self) -> list[Child]:
         """In the order in which they are stopped: who uses another before it."""

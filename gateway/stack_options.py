@@ -1,0 +1,108 @@
+"""Options of the commands that start the services themselves: up, generate --model, demo."""
+
+import inspect
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from gateway.launcher import StackConfig, StackError
+
+# Option → the services that are told, under the same name.
+RECEIVERS = {
+    "kv": ("gpu-worker",),
+    "dtype": ("gpu-worker",),
+    "device": ("gpu-worker",),
+    "threads": ("gpu-worker",),
+    "max_sequences": ("gpu-worker",),
+    "max_step_tokens": ("gpu-worker", "gateway"),
+    "hardware": ("gpu-worker",),
+    "shm_dir": ("cpu-worker", "gpu-worker"),
+    "attention_processes": ("cpu-worker",),
+    "prefill_chunk_tokens": ("gateway",),
+    "max_waiting_requests": ("gateway",),
+}
+
+
+def _option(text: str) -> Any:
+    return typer.Option(help=text, show_default=False, rich_help_panel="Services")
+
+
+@dataclass(frozen=True)
+class StackOptions:
+    """How the services run; None leaves the choice to them."""
+
+    kv: Annotated[str | None, _option("Size of the KV cache, such as 64GiB.")] = None
+    dtype: Annotated[str | None, _option("bf16 or fp32; by default the checkpoint's.")] = None
+    device: Annotated[str | None, _option("auto, cpu or cuda.")] = None
+    threads: Annotated[int | None, _option("Threads of device cpu.")] = None
+    max_sequences: Annotated[int | None, _option("Requests that run at once.")] = None
+    max_step_tokens: Annotated[int | None, _option("Tokens of one step.")] = None
+    hardware: Annotated[Path | None, _option("This machine's profile.")] = None
+    shm_dir: Annotated[Path | None, _option("Where shared memory is made.")] = None
+    attention_processes: Annotated[int | None, _option("By default one for each core.")] = None
+    prefill_chunk_tokens: Annotated[
+        int | None, _option("Prompt tokens of one request in one step.")
+    ] = None
+    max_waiting_requests: Annotated[int | None, _option("Length of the queue.")] = None
+    isa: Annotated[str | None, _option("Instruction set of the CPU kernels.")] = None
+
+    def stack(self, model: Path, listen: str | None, show_logs: bool) -> StackConfig:
+        """The services to start."""
+        options: dict[str, list[str]] = {}
+        for name, services in RECEIVERS.items():
+            value = getattr(self, name)
+            for service in services if value is not None else ():
+                options.setdefault(service, []).append(f"--{name.replace('_', '-')}={value}")
+        return StackConfig(
+            model=model,
+            listen=listen,
+            options={service: tuple(flags) for service, flags in options.items()},
+            environment={"MOE_LENS_ISA": self.isa} if self.isa is not None else {},
+            show_logs=show_logs,
+        )
+
+
+def with_stack_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn `command(stack: StackOptions, …)` into a function with an option for each field."""
+    hints = get_type_hints(StackOptions, include_extras=True)
+    names = [field.name for field in fields(StackOptions)]
+    own = list(inspect.signature(command).parameters.values())[1:]
+    own_hints = get_type_hints(command, include_extras=True)
+
+    @wraps(command)
+    def flat(**values: Any) -> None:
+        stack = StackOptions(**{name: values.pop(name) for name in names})
+        command(stack, **values)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [parameter.replace(kind=keyword) for parameter in own]
+    parameters += [
+        inspect.Parameter(name, keyword, default=None, annotation=hints[name]) for name in names
+    ]
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    flat.__annotations__ = {name: hints[name] for name in names} | {
+        parameter.name: own_hints[parameter.name] for parameter in own
+    }
+    del flat.__dict__["__wrapped__"]  # or the original signature would be looked at
+    return flat
+
+
+def default_server() -> str:
+    """Where `up` listens and `generate` asks unless told: a socket that only this user reaches.
+
+    Raises StackError when the directory for it exists and is somebody else's.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    directory = Path(runtime) / "moe-lens" if runtime else Path(f"/tmp/moe-lens-{os.getuid()}")
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = directory.lstat()
+    private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+    if found.st_uid != os.getuid() or not private:
+        raise StackError(f"{directory} is not a directory of this user alone; remove it")
+    return f"unix:{directory}/gateway.sock"

@@ -1,0 +1,43 @@
+"""`moe-lens up`: a model served by four child processes until a signal comes."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gateway.stack_options import StackOptions, default_server, with_stack_options
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command("up")
+@with_stack_options
+def up(
+    stack: StackOptions,
+    model: Annotated[
+        Path, typer.Option(help="The checkpoint's directory.", envvar="MOE_LENS_MODEL")
+    ],
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            help="unix:/path or host:port; by default a socket that only you can reach.",
+            envvar="MOE_LENS_LISTEN",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Serve a model; prints `ready ADDRESS` once a token can be generated."""
+    from gateway.commands import run_command
+
+    run_command("up", _up(stack, model, listen))
+
+
+async def _up(options: StackOptions, model: Path, listen: str | None) -> int:
+    from gateway.launcher import Stack
+    from protos.transport import check_address
+
+    address = check_address(listen or default_server())
+    async with Stack(options.stack(model, address, show_logs=True)) as stack:
+        print(f"ready {stack.address}", flush=True)
+        await stack.until_stopped()
+    return 0
