@@ -146,7 +146,9 @@ def build_in_place(name: str) -> Path:
     built = Path(BUILDERS[name](str(ROOT)).compile(tmpdir=str(work_dir)))
     arriving = ROOT / "native" / f".{built.name}.new"
     shutil.copy2(built, arriving)
-    return arriving.replace(ROOT / "native" / built.name)
+    # The name that an installation gives it (cffi's code keeps to the stable ABI): under another
+    # one, an older build of either kind would shadow this one.
+    return arriving.replace(ROOT / "native" / f"_{name}.abi3.so")
 
 
 def main(arguments: list[str]) -> int:
