@@ -80,11 +80,15 @@ class GpuWorkerService(GpuWorkerServicer):
         self.epoch_lost.clear()
         self._epoch = await self._on_engine_thread(self._open_epoch, number, segment_path)
 
+    def end_session(self, reason: Exception) -> None:
+        """Tell its caller why; the step that runs is finished."""
+        if self._stream is not None:
+            self._stream.end(reason)
+
     async def close_epoch(self, reason: Exception) -> None:
         """End the session, and leave the segment."""
         epoch, self._epoch = self._epoch, None
-        if self._stream is not None:
-            self._stream.end(reason)
+        self.end_session(reason)
         if epoch is not None:
             epoch.port.cancel()
             await self._on_engine_thread(epoch.port.close)

@@ -35,15 +35,19 @@ async def main(config: WorkerConfig) -> int:
     """Serve until a signal comes. Raises what is wrong with the checkpoint or the configuration."""
     progress = LoadProgress()
     service = GpuWorkerService(progress)
+    stopping = Unavailable("the worker is stopping", reason="STOPPING")
 
     async def background(serving: Serving) -> None:
         try:
             await _run(config, service, progress, serving)
         finally:
             progress.stop = True
-            await service.close_epoch(Unavailable("the worker is stopping", reason="STOPPING"))
+            await service.close_epoch(stopping)
 
-    return await serve([service], config.serving, background=background)
+    async def drain(grace_s: float) -> None:
+        service.end_session(stopping)
+
+    return await serve([service], config.serving, background=background, drain=drain)
 
 
 async def _run(

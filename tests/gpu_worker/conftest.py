@@ -17,13 +17,16 @@ from gpu_worker.cpu_ops import CpuOps
 from gpu_worker.engine import Engine
 from gpu_worker.families import DecoderConfig, family_of
 from gpu_worker.model import Decoder
-from gpu_worker.ops import Ops, TorchOps
+from gpu_worker.ops import Ops
 from gpu_worker.port import ATTEND_EARLIER_ONLY
 from gpu_worker.session import Session, SessionLimits
 from gpu_worker.streaming import WeightsInPlace
 from native import attention
 
 SPLIT_TOKENS = 512
+
+# Tiny models gain nothing from torch's threads, and those spin.
+torch.set_num_threads(1)
 
 TINY = {
     "vocab_size": 199,
@@ -157,10 +160,6 @@ class Rig:
     session: Session
     config: DecoderConfig
     port: LocalPort
-
-
-def torch_ops(dtype: torch.dtype) -> Ops:
-    return TorchOps(dtype, torch.device("cpu"))
 
 
 MakeRig = Callable[..., Rig]
