@@ -1,7 +1,6 @@
 """`moelens generate`: text from prompts, all submitted at once, printed in their order."""
 
 import asyncio
-import contextlib
 import json
 import os
 import sys
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.stack_options import StackOptions, default_server, with_stack_options
+from gateway.stack_options import StackOptions, with_stack_options
 
 if TYPE_CHECKING:
     from moelens.client import AsyncClient, Completion, Event
@@ -97,8 +96,10 @@ async def _generate(
 ) -> int:
     from moelens.client import AsyncClient
 
+    from gateway.reach import reached_server
+
     async with (
-        _server(stack, server, model) as address,
+        reached_server(stack, server, model) as address,
         AsyncClient(address) as client,
     ):
         results = [Result(prompt) for prompt in prompts]
@@ -113,22 +114,6 @@ async def _generate(
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
     return 1 if any(result.error for result in results) else 0
-
-
-@contextlib.asynccontextmanager
-async def _server(
-    options: StackOptions, server: str | None, model: Path | None
-) -> AsyncIterator[str]:
-    """The address to ask: the one given, or services that live as long as this command."""
-    if model is None:
-        from protos.transport import check_address
-
-        yield check_address(server or default_server())
-        return
-    from gateway.launcher import Stack
-
-    async with Stack(options.stack(model, None, show_logs=False)) as stack:
-        yield stack.address
 
 
 @dataclass

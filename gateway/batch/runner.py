@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import grpc
 import structlog
+from moelens.client import RequestFailed
 from moelens.v1 import gateway_pb2 as messages
 
 from gateway.batch.answer import Collected, record_id, response_body
@@ -19,7 +20,7 @@ from gateway.batch.body import RowError
 from gateway.batch.records import Done, failure, key_of, success
 from gateway.batch.rows import Row, parse_row
 from gateway.batch.source import Line
-from protos.errors import Failure, ServiceError, decode_failure
+from protos.errors import ServiceError
 
 log = structlog.get_logger("batch")
 
@@ -35,7 +36,7 @@ class Backend(Protocol):
     def generate(
         self, request: messages.GenerateRequest
     ) -> AsyncIterator[messages.GenerateResponse]:
-        """Events of one request; raises grpc.RpcError or ServiceError."""
+        """Events of one request; raises RequestFailed (a client) or ServiceError (in process)."""
         ...
 
     async def token_text(self, token_id: int) -> str:
@@ -196,15 +197,10 @@ class Runner:
                 await self._generate(request, f"batch-{self._nonce}-{row.line}-{index}")
                 for index, request in enumerate(row.requests)
             ]
-        except _RowFailed as error:
-            code = error.failure.reason.lower() or error.failure.code.name.lower()
+        except (RequestFailed, ServiceError) as error:
+            code = error.reason.lower() or error.code.name.lower()
             return failure(
-                record_id(row.custom_id),
-                row.custom_id,
-                row.line,
-                code,
-                error.failure.message,
-                error.failure.field,
+                record_id(row.custom_id), row.custom_id, row.line, code, error.message, error.field
             )
         texts = await self._token_texts(collected)
         self.progress.prompt_tokens += sum(entry.prompt_tokens for entry in collected)
@@ -213,7 +209,9 @@ class Runner:
         return success(record_id(row.custom_id), row.custom_id, request_id, body)
 
     async def _generate(self, request: messages.GenerateRequest, request_id: str) -> Collected:
-        """One prompt's outputs; tried again while the server is away or its queue is full."""
+        """One prompt's outputs; tried again while the server is away or its queue is full.
+
+        Raises what the server refuses it with, ServerLost."""
         request.priority = messages.PRIORITY_BATCH
         attempt, away_since = 0, None
         while True:
@@ -223,14 +221,14 @@ class Runner:
                 async for event in self._backend.generate(request):
                     self.progress.generated_tokens += collected.take(event)
                 return collected
-            except (grpc.RpcError, ServiceError) as error:
+            except (RequestFailed, ServiceError) as error:
                 # Tokens of an attempt that failed do not count: they come again.
                 self.progress.generated_tokens -= collected.generated_tokens
-                problem = _failure(error)
+                problem = error
             attempt += 1
             full = problem.code == grpc.StatusCode.RESOURCE_EXHAUSTED
             if problem.code not in PASSING and not (full and problem.retry_after_s is not None):
-                raise _RowFailed(problem)
+                raise problem
             now = time.monotonic()
             away_since = None if full else away_since or now
             if away_since is not None and now - away_since > self._config.patience_s:
@@ -262,15 +260,3 @@ class Runner:
             records, self._finished = self._finished, []
             if records:
                 await asyncio.to_thread(self._records.append, records)
-
-
-class _RowFailed(Exception):
-    def __init__(self, reason: Failure) -> None:
-        super().__init__(reason.message)
-        self.failure = reason
-
-
-def _failure(error: grpc.RpcError | ServiceError) -> Failure:
-    if isinstance(error, ServiceError):
-        return Failure(error.code, str(error), error.field, error.reason, error.retry_after_s)
-    return decode_failure(error)
