@@ -16,6 +16,7 @@ class ServedModel:
 
     def __init__(self, directory: Path, name: str, limits: PromptLimits) -> None:
         """Raises TokenizerError or planner.errors.InvalidInputError when a file is unusable."""
+        self.directory = directory
         self.name = name or directory.resolve().name
         self.tokenizer = Tokenizer.from_directory(directory)
         self.spec = ModelSpec.from_directory(directory)

@@ -1,6 +1,7 @@
 """The gateway's process: engine, admission and public service put together."""
 
 import asyncio
+import importlib.util
 
 import grpc
 import structlog
@@ -54,6 +55,14 @@ class GatewayServer:
                 )
             )
 
+    def servicers(self) -> list[object]:
+        """The public API, and what of other protocols is installed."""
+        if importlib.util.find_spec("smg_grpc_proto") is None:
+            return [self.service]
+        from gateway.vllm_engine import VllmEngine
+
+        return [self.service, VllmEngine(self.service, self.model)]
+
     def _adopt(self, info: WorkerInfo) -> None:
         self.model.adopt(info)
         self.admission.info = info
@@ -74,7 +83,7 @@ async def serve_gateway(config: GatewayConfig) -> int:
         server = GatewayServer(config, worker, planner)
         try:
             return await serve(
-                [server.service],
+                server.servicers(),
                 config.serving,
                 background=server.background,
                 drain=server.drain,

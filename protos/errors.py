@@ -111,6 +111,13 @@ class DeadlineExceeded(ServiceError):
     default_reason = "DEADLINE_EXCEEDED"
 
 
+class Unimplemented(ServiceError):
+    """This server does not offer the call."""
+
+    code = grpc.StatusCode.UNIMPLEMENTED
+    default_reason = "UNIMPLEMENTED"
+
+
 class Unauthenticated(ServiceError):
     """No credentials, or wrong ones."""
 
