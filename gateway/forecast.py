@@ -16,6 +16,7 @@ log = structlog.get_logger("forecast")
 
 ESTIMATE_TIMEOUT_S = 10.0
 PERIOD_S = 10.0
+FIRST_PERIOD_S = 1.0  # until there is a first answer
 # Lengths that are assumed until there are some to look at.
 FIRST_GUESS = (128, 128)
 # Weight of the newest request in the mean lengths.
@@ -91,10 +92,10 @@ class Forecast:
             workload = self.workload(requests())
             if info is not None and workload != last and (workload.requests or last is None):
                 plan = await self.ask(info, workload)
-                last = workload
                 if plan is not None:
+                    last = workload
                     publish(plan)
-            await asyncio.sleep(PERIOD_S if last is not None else 0.1)
+            await asyncio.sleep(PERIOD_S if last is not None else FIRST_PERIOD_S)
 
 
 def _plan(report: messages.EstimateReport) -> Plan:

@@ -25,7 +25,8 @@ MAX_STOP_IDS = 256
 MAX_LOGPROBS = 64
 MAX_LOGIT_BIASES = 4096
 MAX_ID_CHARACTERS = 256
-MAX_SEED = 2**64 - 1
+# More than any template takes, and less than what the parser's stack takes.
+MAX_JSON_BRACKETS = 256
 
 
 @dataclass(frozen=True)
@@ -257,9 +258,11 @@ def _json_object(text: str) -> dict[str, Any]:
     if not text:
         return {}
     field = "chat.template_arguments_json"
+    if text.count("[") + text.count("{") > MAX_JSON_BRACKETS:
+        raise InvalidArgument(f"has more than {MAX_JSON_BRACKETS} brackets", field=field)
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InvalidArgument(f"is not JSON: {error}", field=field) from error
     if not isinstance(value, dict):
         raise InvalidArgument("is not a JSON object", field=field)

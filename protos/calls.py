@@ -83,7 +83,9 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
                 raise errors.Unavailable(self.closed, reason="STOPPING")
             yield
         except errors.ServiceError as error:
-            log.info("call failed", code=error.code.name, error=str(error), reason=error.reason)
+            # That a service is not ready yet is no event: callers ask until it is.
+            tell = log.debug if error.code is grpc.StatusCode.UNAVAILABLE else log.info
+            tell("call failed", code=error.code.name, error=str(error), reason=error.reason)
             await _abort(context, error)
         except (grpc.aio.AbortError, asyncio.CancelledError):
             raise

@@ -19,12 +19,27 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+
+class BatchState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BATCH_STATE_UNSPECIFIED: _ClassVar[BatchState]
+    BATCH_STATE_QUEUED: _ClassVar[BatchState]
+    BATCH_STATE_RUNNING: _ClassVar[BatchState]
+    BATCH_STATE_COMPLETED: _ClassVar[BatchState]
+    BATCH_STATE_FAILED: _ClassVar[BatchState]
+    BATCH_STATE_CANCELLED: _ClassVar[BatchState]
 PRIORITY_UNSPECIFIED: Priority
 PRIORITY_INTERACTIVE: Priority
 PRIORITY_BATCH: Priority
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
+BATCH_STATE_UNSPECIFIED: BatchState
+BATCH_STATE_QUEUED: BatchState
+BATCH_STATE_RUNNING: BatchState
+BATCH_STATE_COMPLETED: BatchState
+BATCH_STATE_FAILED: BatchState
+BATCH_STATE_CANCELLED: BatchState
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -275,3 +290,83 @@ class GetLoadResponse(_message.Message):
     recoveries: int
     uptime_s: float
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_used_tokens: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., generated_tokens_per_s: _Optional[float] = ..., predicted_tokens_per_s: _Optional[float] = ..., predicted_generated_tokens_per_s: _Optional[float] = ..., limit: _Optional[str] = ..., queue_wait_s: _Optional[float] = ..., ready: _Optional[bool] = ..., recoveries: _Optional[int] = ..., uptime_s: _Optional[float] = ...) -> None: ...
+
+class SubmitBatchRequest(_message.Message):
+    __slots__ = ("batch_id", "jsonl")
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    JSONL_FIELD_NUMBER: _ClassVar[int]
+    batch_id: str
+    jsonl: bytes
+    def __init__(self, batch_id: _Optional[str] = ..., jsonl: _Optional[bytes] = ...) -> None: ...
+
+class SubmitBatchResponse(_message.Message):
+    __slots__ = ("progress",)
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    progress: BatchProgress
+    def __init__(self, progress: _Optional[_Union[BatchProgress, _Mapping]] = ...) -> None: ...
+
+class GetBatchRequest(_message.Message):
+    __slots__ = ("batch_id",)
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    batch_id: str
+    def __init__(self, batch_id: _Optional[str] = ...) -> None: ...
+
+class GetBatchResponse(_message.Message):
+    __slots__ = ("progress",)
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    progress: BatchProgress
+    def __init__(self, progress: _Optional[_Union[BatchProgress, _Mapping]] = ...) -> None: ...
+
+class CancelBatchRequest(_message.Message):
+    __slots__ = ("batch_id",)
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    batch_id: str
+    def __init__(self, batch_id: _Optional[str] = ...) -> None: ...
+
+class CancelBatchResponse(_message.Message):
+    __slots__ = ("progress",)
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    progress: BatchProgress
+    def __init__(self, progress: _Optional[_Union[BatchProgress, _Mapping]] = ...) -> None: ...
+
+class WatchBatchRequest(_message.Message):
+    __slots__ = ("batch_id", "records", "skip_records")
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    SKIP_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    batch_id: str
+    records: bool
+    skip_records: int
+    def __init__(self, batch_id: _Optional[str] = ..., records: _Optional[bool] = ..., skip_records: _Optional[int] = ...) -> None: ...
+
+class WatchBatchResponse(_message.Message):
+    __slots__ = ("progress", "record_json")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    RECORD_JSON_FIELD_NUMBER: _ClassVar[int]
+    progress: BatchProgress
+    record_json: str
+    def __init__(self, progress: _Optional[_Union[BatchProgress, _Mapping]] = ..., record_json: _Optional[str] = ...) -> None: ...
+
+class BatchProgress(_message.Message):
+    __slots__ = ("batch_id", "state", "total_rows", "succeeded_rows", "failed_rows", "prompt_tokens", "generated_tokens", "tokens_per_s", "elapsed_s", "problem")
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_ROWS_FIELD_NUMBER: _ClassVar[int]
+    SUCCEEDED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_S_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    batch_id: str
+    state: BatchState
+    total_rows: int
+    succeeded_rows: int
+    failed_rows: int
+    prompt_tokens: int
+    generated_tokens: int
+    tokens_per_s: float
+    elapsed_s: float
+    problem: str
+    def __init__(self, batch_id: _Optional[str] = ..., state: _Optional[_Union[BatchState, str]] = ..., total_rows: _Optional[int] = ..., succeeded_rows: _Optional[int] = ..., failed_rows: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., elapsed_s: _Optional[float] = ..., problem: _Optional[str] = ...) -> None: ...

@@ -64,6 +64,26 @@ class GatewayStub:
                 request_serializer=moelens_dot_v1_dot_gateway__pb2.GetLoadRequest.SerializeToString,
                 response_deserializer=moelens_dot_v1_dot_gateway__pb2.GetLoadResponse.FromString,
                 _registered_method=True)
+        self.SubmitBatch = channel.stream_unary(
+                '/moelens.v1.Gateway/SubmitBatch',
+                request_serializer=moelens_dot_v1_dot_gateway__pb2.SubmitBatchRequest.SerializeToString,
+                response_deserializer=moelens_dot_v1_dot_gateway__pb2.SubmitBatchResponse.FromString,
+                _registered_method=True)
+        self.GetBatch = channel.unary_unary(
+                '/moelens.v1.Gateway/GetBatch',
+                request_serializer=moelens_dot_v1_dot_gateway__pb2.GetBatchRequest.SerializeToString,
+                response_deserializer=moelens_dot_v1_dot_gateway__pb2.GetBatchResponse.FromString,
+                _registered_method=True)
+        self.CancelBatch = channel.unary_unary(
+                '/moelens.v1.Gateway/CancelBatch',
+                request_serializer=moelens_dot_v1_dot_gateway__pb2.CancelBatchRequest.SerializeToString,
+                response_deserializer=moelens_dot_v1_dot_gateway__pb2.CancelBatchResponse.FromString,
+                _registered_method=True)
+        self.WatchBatch = channel.unary_stream(
+                '/moelens.v1.Gateway/WatchBatch',
+                request_serializer=moelens_dot_v1_dot_gateway__pb2.WatchBatchRequest.SerializeToString,
+                response_deserializer=moelens_dot_v1_dot_gateway__pb2.WatchBatchResponse.FromString,
+                _registered_method=True)
 
 
 class GatewayServicer:
@@ -125,6 +145,45 @@ class GatewayServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SubmitBatch(self, request_iterator, context):
+        """Takes a batch in OpenAI's JSONL format (as `moe-lens batch` does) and works on it with batch
+        priority, also after this client has left and after this server was restarted. The first
+        message may name the batch; each message brings a piece of the JSONL, cut anywhere. The batch
+        exists once the call returns OK. A faulty row does not fail the batch: it gets an error record.
+
+        FAILED_PRECONDITION: this server keeps no batches. ALREADY_EXISTS: the id is taken (after a
+        lost answer, that is the sign that it had worked). INVALID_ARGUMENT: no rows, or an id that is
+        no name. RESOURCE_EXHAUSTED: more rows or bytes than this server takes, or its disk is full.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetBatch(self, request, context):
+        """Where a batch stands. NOT_FOUND: no such batch here. Safe to retry.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelBatch(self, request, context):
+        """Stops a batch; records written so far stay. OK also when it has ended already. NOT_FOUND: no
+        such batch here. Safe to retry.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchBatch(self, request, context):
+        """Streams a batch's progress (at once, then whenever it changes, at most twice a second) until
+        it has ended, and, if asked for, its records as they are written. The stream ends OK after the
+        progress that says how the batch ended. NOT_FOUND: no such batch here. After a lost connection
+        call again with `skip_records` set to the number received.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GatewayServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -157,6 +216,26 @@ def add_GatewayServicer_to_server(servicer, server):
                     servicer.GetLoad,
                     request_deserializer=moelens_dot_v1_dot_gateway__pb2.GetLoadRequest.FromString,
                     response_serializer=moelens_dot_v1_dot_gateway__pb2.GetLoadResponse.SerializeToString,
+            ),
+            'SubmitBatch': grpc.stream_unary_rpc_method_handler(
+                    servicer.SubmitBatch,
+                    request_deserializer=moelens_dot_v1_dot_gateway__pb2.SubmitBatchRequest.FromString,
+                    response_serializer=moelens_dot_v1_dot_gateway__pb2.SubmitBatchResponse.SerializeToString,
+            ),
+            'GetBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetBatch,
+                    request_deserializer=moelens_dot_v1_dot_gateway__pb2.GetBatchRequest.FromString,
+                    response_serializer=moelens_dot_v1_dot_gateway__pb2.GetBatchResponse.SerializeToString,
+            ),
+            'CancelBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelBatch,
+                    request_deserializer=moelens_dot_v1_dot_gateway__pb2.CancelBatchRequest.FromString,
+                    response_serializer=moelens_dot_v1_dot_gateway__pb2.CancelBatchResponse.SerializeToString,
+            ),
+            'WatchBatch': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchBatch,
+                    request_deserializer=moelens_dot_v1_dot_gateway__pb2.WatchBatchRequest.FromString,
+                    response_serializer=moelens_dot_v1_dot_gateway__pb2.WatchBatchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -321,6 +400,114 @@ class Gateway:
             '/moelens.v1.Gateway/GetLoad',
             moelens_dot_v1_dot_gateway__pb2.GetLoadRequest.SerializeToString,
             moelens_dot_v1_dot_gateway__pb2.GetLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubmitBatch(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/moelens.v1.Gateway/SubmitBatch',
+            moelens_dot_v1_dot_gateway__pb2.SubmitBatchRequest.SerializeToString,
+            moelens_dot_v1_dot_gateway__pb2.SubmitBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/moelens.v1.Gateway/GetBatch',
+            moelens_dot_v1_dot_gateway__pb2.GetBatchRequest.SerializeToString,
+            moelens_dot_v1_dot_gateway__pb2.GetBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/moelens.v1.Gateway/CancelBatch',
+            moelens_dot_v1_dot_gateway__pb2.CancelBatchRequest.SerializeToString,
+            moelens_dot_v1_dot_gateway__pb2.CancelBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/moelens.v1.Gateway/WatchBatch',
+            moelens_dot_v1_dot_gateway__pb2.WatchBatchRequest.SerializeToString,
+            moelens_dot_v1_dot_gateway__pb2.WatchBatchResponse.FromString,
             options,
             channel_credentials,
             insecure,
