@@ -53,6 +53,7 @@ class HardwareSpec:
 
     name: str
     description: str = ""
+    device: str = ""  # "cuda" or "cpu"; empty: not said
     gpu: str = ""
     host: str = ""
     gpu_count: int = 1
@@ -74,16 +75,26 @@ class HardwareSpec:
     #: KV bytes that decode attention reads per second with all cores, and its cost per sequence.
     attention_bytes_per_s: Quantity | None = None
     attention_sequence_s: Quantity | None = None
+    #: CPU attention of one layer: for any work at all, and for one query token and KV token of a
+    #: prefill chunk.
+    attention_fixed_s: Quantity | None = None
+    attention_pair_s: Quantity | None = None
     #: G(x) = a0 + a1 x of one layer for x tokens, and where it meets the layer's transfer time.
     device_time_fixed_s: Quantity | None = None
     device_time_per_token_s: Quantity | None = None
     n_real_tokens: Quantity | None = None
     #: Scheduling and control messages of one iteration that execution does not hide.
     step_overhead_s: Quantity | None = None
+    step_overhead_sequence_s: Quantity | None = None
+    #: Final norm, head and sampling of one iteration: for any token, and for each sampled token.
+    head_fixed_s: Quantity | None = None
+    head_token_s: Quantity | None = None
 
     def __post_init__(self) -> None:
         if self.gpu_count < 1:
             raise InvalidInputError("gpu_count", f"must be at least 1, is {self.gpu_count}")
+        if self.device not in ("", "cuda", "cpu"):
+            raise InvalidInputError("device", f"must be 'cuda' or 'cpu', is {self.device!r}")
 
     def value(self, field: str) -> float | None:
         """The number behind `field`, or None where it is not known."""
@@ -100,6 +111,14 @@ class HardwareSpec:
     def quantities(self) -> dict[str, Quantity | None]:
         """Every quantity by its name, unknown ones included."""
         return {name: getattr(self, name) for name in QUANTITY_FIELDS}
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether the device computes on the host's own cores: it says so, or nothing of a GPU is
+        known."""
+        if self.device:
+            return self.device == "cpu"
+        return not any((self.gpu, self.gpu_flops_per_s, self.gpu_sustained_flops_per_s))
 
     def combined(self) -> "HardwareSpec":
         """All GPUs as one: each streams and computes its equal share of every layer over a link of

@@ -1,0 +1,1 @@
+"""The throughput model and every decision that follows from it."""
