@@ -71,6 +71,13 @@ def gateway(
             help="host:port for Prometheus; by default none.", envvar="MOE_LENS_METRICS_LISTEN"
         ),
     ] = None,
+    batch_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where submitted batches are kept; by default none are taken.",
+            envvar="MOE_LENS_BATCH_DIR",
+        ),
+    ] = None,
     grace_s: Annotated[
         float,
         typer.Option(
@@ -101,6 +108,7 @@ def gateway(
             limits=PromptLimits(max_prompt_bytes),
             max_waiting_requests=max_waiting_requests,
             metrics_listen=metrics_listen,
+            batch_dir=batch_dir,
         )
         status = run(serve_gateway(config))
     except (OSError, ValueError) as error:

@@ -43,10 +43,18 @@ class GatewayServer:
         self.engine = Engine(
             GpuWorkerStub(worker_channel), config.engine, self.metrics, self._adopt
         )
-        self.service = Gateway(self.model, self.engine, self.admission, self.forecast, self.metrics)
+        self.service = Gateway(
+            self.model,
+            self.engine,
+            self.admission,
+            self.forecast,
+            self.metrics,
+            config.batch_dir,
+        )
 
     async def background(self, serving: Serving) -> None:
         """Drive the engine; ready while it has a session with the worker."""
+        self.service.jobs.resume()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.engine.run(serving.set_ready))
             tasks.create_task(
@@ -74,6 +82,7 @@ class GatewayServer:
 
     async def drain(self, grace_s: float) -> None:
         """Let running requests end; `serve` bounds the time."""
+        await self.service.jobs.close()
         await self.engine.until_idle()
 
 

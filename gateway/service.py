@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import structlog
@@ -12,6 +13,8 @@ from moelens.v1.common_pb2 import SamplingParams, TokenLogprobs
 from moelens.v1.gateway_pb2_grpc import GatewayServicer
 
 from gateway.admission import Admission
+from gateway.batch.calls import BatchCalls
+from gateway.batch.jobs import BatchJobs
 from gateway.engine import Engine
 from gateway.forecast import Forecast
 from gateway.generation import Generation, Work
@@ -32,7 +35,7 @@ SLOW_REQUEST_BYTES = 16_384
 INTERACTIVE, BATCH = 1, 0
 
 
-class Gateway(GatewayServicer):
+class Gateway(BatchCalls, GatewayServicer):
     """moelens.v1.Gateway over one engine and one model."""
 
     def __init__(
@@ -42,7 +45,9 @@ class Gateway(GatewayServicer):
         admission: Admission,
         forecast: Forecast,
         metrics: Metrics,
+        batch_directory: Path | None = None,
     ) -> None:
+        self.jobs = BatchJobs(batch_directory, OwnBackend(self, model))
         self._model = model
         self._engine = engine
         self._admission = admission
@@ -52,7 +57,7 @@ class Gateway(GatewayServicer):
         self._started_at = time.monotonic()
 
     async def Generate(
-        self, request: messages.GenerateRequest, context: Context
+        self, request: messages.GenerateRequest, context: "Context | None"
     ) -> AsyncIterator[messages.GenerateResponse]:
         """See gateway.proto."""
         try:
@@ -205,6 +210,24 @@ class Gateway(GatewayServicer):
         text = self._model.tokenizer.decode(request.prompt_ids, request.keep_special_tokens)
         report = messages.PromptReport(text=text, token_ids=request.prompt_ids, logprobs=logprobs)
         return messages.GenerateResponse(prompt=report)
+
+
+class OwnBackend:
+    """Generates for the batches that this server keeps."""
+
+    def __init__(self, gateway: Gateway, model: ServedModel) -> None:
+        self._gateway = gateway
+        self._model = model
+
+    def generate(
+        self, request: messages.GenerateRequest
+    ) -> AsyncIterator[messages.GenerateResponse]:
+        """Events of one request."""
+        return self._gateway.Generate(request, None)
+
+    async def token_text(self, token_id: int) -> str:
+        """Text of a single token."""
+        return self._model.tokenizer.decode([token_id], keep_special_tokens=True)
 
 
 def _work(request: CheckedRequest, index: int) -> Work:

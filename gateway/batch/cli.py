@@ -13,7 +13,7 @@ import typer
 
 from gateway.batch.records import Done, OutputCorrupt, OutputInUse, RecordFile
 from gateway.batch.runner import Progress, Runner, RunnerConfig, ServerLost
-from gateway.batch.source import count_lines, read_lines
+from gateway.batch.source import count_rows, read_lines
 from gateway.stack_options import StackOptions, with_stack_options
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ async def _batch(
     token = token_file.read_text().strip() if token_file else None
     manifest_file = None if output == "-" else manifest_path(Path(output))
     with _opened(source) as file, _records(output) as records:
-        total = None if source == "-" else await asyncio.to_thread(count_lines, Path(source))
+        total = None if source == "-" else await asyncio.to_thread(count_rows, Path(source))
         async with (
             reached_server(stack, server, model) as address,
             AsyncClient(address, Security(ca=ca, token=token)) as client,
