@@ -223,12 +223,13 @@ class Session:
                 f"plan.chunk_token_counts[{i}]",
                 f"reaches position {start + count} beyond {self.limits.max_context_tokens}",
             )
-        needed = -(-(start + count) // BLOCK_TOKENS)
-        if n_blocks + plan.chunk_new_block_counts[i] != needed:
+        # A prompt computed in several chunks may get all of its blocks with the first.
+        needed, most = -(-(start + count) // BLOCK_TOKENS), -(-known // BLOCK_TOKENS)
+        if not needed <= n_blocks + plan.chunk_new_block_counts[i] <= most:
             raise PlanError(
                 f"plan.chunk_new_block_counts[{i}]",
-                f"is {plan.chunk_new_block_counts[i]}; {start + count} tokens need {needed} blocks "
-                f"and the sequence has {n_blocks}",
+                f"is {plan.chunk_new_block_counts[i]}; {start + count} tokens need {needed} "
+                f"blocks, the {known} known ones {most}, and the sequence has {n_blocks}",
             )
 
     def _check_blocks(self, plan: gpu_worker_pb2.StepPlan, released: set[int]) -> list[list[int]]:
