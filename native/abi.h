@@ -170,6 +170,7 @@ typedef struct {
     uint64_t total_bytes;
     uint64_t kv_arena_bytes;
     ml_geometry geometry;
+    uint64_t checksum; /* FNV-1a of the bytes before it: a damaged header is not worked with */
     /* Writer: control. Release: who acquires LIVE sees the words above, and who acquires RETIRED
      * the two below: the participant for whose sake, and ML_PEER_DIED or ML_PEER_HUNG; or
      * ML_EPOCH_RETIRED where nothing is wrong with anybody. */

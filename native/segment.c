@@ -97,6 +97,14 @@ static ml_segment *new_segment(void *base, int fd, const ml_geometry *geometry, 
     return segment;
 }
 
+static uint64_t checksum_of(const ml_header *header) {
+    const uint8_t *bytes = (const uint8_t *)header;
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    for (size_t i = 0; i < offsetof(ml_header, checksum); i++)
+        hash = (hash ^ bytes[i]) * UINT64_C(0x100000001b3);
+    return hash;
+}
+
 static void write_header(ml_segment *segment) {
     ml_header *header = ml_header_of(segment);
     header->magic = ML_MAGIC;
@@ -106,6 +114,7 @@ static void write_header(ml_segment *segment) {
     header->total_bytes = segment->layout.total_bytes;
     header->kv_arena_bytes = segment->layout.kv_arena_bytes;
     header->geometry = segment->geometry;
+    header->checksum = checksum_of(header);
     uint64_t entries = (uint64_t)segment->geometry.max_sequences * segment->layout.blocks_per_sequence;
     memset(segment->base + segment->layout.block_tables, 0xff, entries * sizeof(int32_t));
     atomic_store_explicit(&header->life, ML_BUILDING, memory_order_release);
@@ -149,6 +158,7 @@ static int checked_geometry(const void *base, uint64_t bytes, ml_geometry *geome
     memcpy(&header, base, sizeof header);
     if (header.magic != ML_MAGIC || header.version != ML_ABI_VERSION) return ML_BAD_SEGMENT;
     if (header.header_bytes != sizeof header || header.total_bytes != bytes) return ML_BAD_SEGMENT;
+    if (header.checksum != checksum_of(&header)) return ML_BAD_SEGMENT;
     if (ml_layout_of(&header.geometry, &layout) != ML_OK) return ML_BAD_SEGMENT;
     if (layout.total_bytes != bytes || layout.kv_arena_bytes != header.kv_arena_bytes)
         return ML_BAD_SEGMENT;

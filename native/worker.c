@@ -77,6 +77,7 @@ static void give_up(ml_worker *worker, uint32_t slot) {
     ml_slot *words = ml_slot_of(worker->segment, slot);
     uint32_t job = atomic_load_explicit(&words->posted, memory_order_relaxed);
     worker->given_up[slot] = job;
+    worker->jobs[slot] = (ml_worker_job){0};
     set_error(words, ML_BAD_CURSOR, 0);
     end_job(words, job);
 }

@@ -1,4 +1,4 @@
-"""A segment with attention loops running on it, and sequences whose attention is known in float64."""
+"""A segment with attention loops on it, and sequences whose attention is known in float64."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from native.arena import Arena
 from native.attention_loop import run_attention_loop
 from native.channel import ATTEND_EARLIER_ONLY, BLOCK_TOKENS, ITEM_DTYPE, STORE_ONLY, DevicePort
 from native.segment import CONTROL, ChannelGeometry, Segment, arena_path
-from reference import reference_attention
+from tests.native.reference import reference_attention
 
 GEOMETRY = ChannelGeometry(
     n_layers=2,

@@ -1,0 +1,68 @@
+"""The channel's C code in C programs: fuzzed, raced, soaked. Numbers of rounds can be raised with
+MOE_LENS_FUZZ_MUTATIONS, MOE_LENS_RACE_JOBS and MOE_LENS_SOAK_S (60 for the full soak)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from native import build
+
+PROGRAMS = Path(__file__).parent / "c"
+SOURCES = ("cpu_features.c", *build.ATTENTION_SOURCES, *build.CHANNEL_SOURCES)
+FUZZ_MUTATIONS = int(os.environ.get("MOE_LENS_FUZZ_MUTATIONS", "200000"))
+RACE_JOBS = int(os.environ.get("MOE_LENS_RACE_JOBS", "150"))
+SOAK_S = float(os.environ.get("MOE_LENS_SOAK_S", "5"))
+
+
+def compiled(program: str, directory: Path, *flags: str) -> Path:
+    """The program with the channel's and the kernels' own sources, built with these flags."""
+    kept = [flag for flag in build.FLAGS if flag not in ("-O3", "-Werror")]
+    command = ["gcc", *kept, "-g", *flags, f"-I{build.ROOT / 'native'}", PROGRAMS / f"{program}.c"]
+    sources = [build.ROOT / "native" / name for name in SOURCES]
+    binary = directory / program
+    subprocess.run([*command, *sources, "-o", binary, "-lm", "-pthread"], check=True)
+    return binary
+
+
+def run(binary: Path, *arguments: object) -> str:
+    done = subprocess.run(
+        [binary, *(str(argument) for argument in arguments)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.timeout(1200)
+def test_mutated_words_neither_crash_nor_hang_nor_reach_inputs(tmp_path: Path) -> None:
+    sanitizers = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    binary = compiled("channel_fuzz", tmp_path, *sanitizers)
+    output = run(binary, FUZZ_MUTATIONS, 1, tmp_path)
+    reported = dict(line.rsplit(": ", 1) for line in output.splitlines())
+    assert int(reported["mutations"]) >= FUZZ_MUTATIONS
+    # All kinds of damage were met and told apart.
+    for kind in ("block id", "task's words", "tile's words", "store's words", "job words", "layer"):
+        assert any(kind in text for text in reported), kind
+
+
+def test_loops_and_device_have_no_data_race(tmp_path: Path) -> None:
+    binary = compiled("channel_race", tmp_path, "-O1", "-fsanitize=thread")
+    assert f"jobs: {2 * RACE_JOBS}" in run(binary, RACE_JOBS, tmp_path)
+
+
+def test_parallel_jobs_give_what_lone_jobs_give(tmp_path: Path) -> None:
+    binary = compiled("channel_race", tmp_path, "-O2")
+    assert "jobs: 10000" in run(binary, 5000, tmp_path)
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("n_processes", "spin_ns"), [(1, 0), (2, 20000)])
+def test_no_job_is_lost_doubled_or_out_of_order(
+    tmp_path: Path, n_processes: int, spin_ns: int
+) -> None:
+    binary = compiled("channel_soak", tmp_path, "-O3")
+    output = run(binary, SOAK_S / 2, n_processes, spin_ns, tmp_path)
+    assert int(output.split()[1].rstrip(",")) > 100 * SOAK_S
