@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gateway.engine import EngineConfig
 from gateway.validation import PromptLimits
-from protos.serving import ServingConfig
+from protos.serving import ClientTls, ServingConfig
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,7 @@ class GatewayConfig:
     model: Path
     gpu_worker: str
     planner: str
+    peer_tls: ClientTls | None = None  # towards planner and GPU worker, where they are on TCP
     served_model: str = ""  # the name clients use; empty: the directory's
     engine: EngineConfig = field(default_factory=EngineConfig)
     limits: PromptLimits = field(default_factory=PromptLimits)

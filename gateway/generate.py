@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.stack_options import StackOptions, with_stack_options
+from gateway.stack_options import StackOptions
+from protos.options import with_options
 
 if TYPE_CHECKING:
     from moelens.client import AsyncClient, Completion, Event
@@ -22,7 +23,7 @@ DEFAULT_MAX_TOKENS = 128
 
 
 @app.command("generate")
-@with_stack_options
+@with_options(StackOptions)
 def generate(
     stack: StackOptions,
     prompts: Annotated[

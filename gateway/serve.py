@@ -6,11 +6,16 @@ from typing import Annotated
 
 import typer
 
+from protos.options import PeerSecurity, ServingSecurity, with_options
+
 app = typer.Typer(add_completion=False)
 
 
 @app.command("gateway")
+@with_options(ServingSecurity, PeerSecurity)
 def gateway(
+    security: ServingSecurity,
+    peers: PeerSecurity,
     listen: Annotated[
         str, typer.Option(help="unix:/path or host:port", envvar="MOE_LENS_GATEWAY_LISTEN")
     ],
@@ -90,11 +95,12 @@ def gateway(
     from gateway.engine import EngineConfig
     from gateway.server import serve_gateway
     from gateway.validation import PromptLimits
-    from protos.serving import ServingConfig, run
+    from protos.serving import run
 
     try:
         config = GatewayConfig(
-            serving=ServingConfig("gateway", listen, grace_s=grace_s),
+            serving=security.config("gateway", listen, grace_s),
+            peer_tls=peers.tls(),
             model=model,
             gpu_worker=gpu_worker,
             planner=planner,

@@ -18,7 +18,7 @@ from gateway.service import Gateway
 from gateway.worker import WorkerInfo
 from protos.errors import Unavailable
 from protos.serving import Serving, serve
-from protos.transport import channel
+from protos.transport import peer
 
 log = structlog.get_logger("gateway")
 
@@ -88,7 +88,8 @@ class GatewayServer:
 
 async def serve_gateway(config: GatewayConfig) -> int:
     """Serve until a signal comes; returns the exit status."""
-    async with channel(config.gpu_worker) as worker, channel(config.planner) as planner:
+    tls = config.peer_tls
+    async with peer(config.gpu_worker, tls) as worker, peer(config.planner, tls) as planner:
         server = GatewayServer(config, worker, planner)
         try:
             return await serve(

@@ -1,13 +1,10 @@
 """Options of the commands that start the services themselves: up, generate --model, demo."""
 
-import inspect
 import os
 import stat
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import wraps
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
@@ -66,31 +63,6 @@ class StackOptions:
             environment={"MOE_LENS_ISA": self.isa} if self.isa is not None else {},
             show_logs=show_logs,
         )
-
-
-def with_stack_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn `command(stack: StackOptions, …)` into a function with an option for each field."""
-    hints = get_type_hints(StackOptions, include_extras=True)
-    names = [field.name for field in fields(StackOptions)]
-    own = list(inspect.signature(command).parameters.values())[1:]
-    own_hints = get_type_hints(command, include_extras=True)
-
-    @wraps(command)
-    def flat(**values: Any) -> None:
-        stack = StackOptions(**{name: values.pop(name) for name in names})
-        command(stack, **values)
-
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [parameter.replace(kind=keyword) for parameter in own]
-    parameters += [
-        inspect.Parameter(name, keyword, default=None, annotation=hints[name]) for name in names
-    ]
-    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    flat.__annotations__ = {name: hints[name] for name in names} | {
-        parameter.name: own_hints[parameter.name] for parameter in own
-    }
-    del flat.__dict__["__wrapped__"]  # or the original signature would be looked at
-    return flat
 
 
 def default_server() -> str:

@@ -5,13 +5,14 @@ from typing import Annotated
 
 import typer
 
-from gateway.stack_options import StackOptions, default_server, with_stack_options
+from gateway.stack_options import StackOptions, default_server
+from protos.options import with_options
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command("up")
-@with_stack_options
+@with_options(StackOptions)
 def up(
     stack: StackOptions,
     model: Annotated[

@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import inspect
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import grpc
 import structlog
 
 from protos import errors
+from protos.access import Access
 
 log = structlog.get_logger("calls")
 
@@ -25,7 +26,8 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
     holds a reason, new calls are refused with UNAVAILABLE.
     """
 
-    def __init__(self, service_names: Sequence[str]) -> None:
+    def __init__(self, service_names: Sequence[str], access: Access | None = None) -> None:
+        self._access = access
         self._prefixes = tuple(f"/{name}/" for name in service_names)
         self.in_flight = 0
         self.idle = asyncio.Event()
@@ -81,7 +83,8 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
         try:
             if self.closed:
                 raise errors.Unavailable(self.closed, reason="STOPPING")
-            yield
+            with self._admitted(context):
+                yield
         except errors.ServiceError as error:
             # That a service is not ready yet is no event: callers ask until it is.
             tell = log.debug if error.code is grpc.StatusCode.UNAVAILABLE else log.info
@@ -94,6 +97,16 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
             await _abort(context, errors.ServiceError(errors.BUG_MESSAGE))
         finally:
             self._leave()
+
+    @contextlib.contextmanager
+    def _admitted(self, context: Context) -> Iterator[None]:
+        if self._access is None:
+            yield
+            return
+        metadata: Any = context.invocation_metadata() or ()
+        with self._access.call(metadata) as client:
+            structlog.contextvars.bind_contextvars(client=client)
+            yield
 
     def _enter(self) -> None:
         self.in_flight += 1

@@ -27,6 +27,7 @@ from grpc_reflection.v1alpha import _async as aio_reflection
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from protos import errors, logs, transport
+from protos.access import Access
 from protos.calls import Calls
 from protos.transport import ClientTls, ServerTls, channel
 
@@ -55,6 +56,7 @@ class ServingConfig:
     process: str  # its name in the logs
     listen: str  # unix:/path or host:port (port 0: any free one)
     tls: ServerTls | None = None
+    access: Access | None = None  # who may call; None: whoever reaches it
     max_message_bytes: int = transport.DEFAULT_MAX_MESSAGE_BYTES
     grace_s: float = 10.0  # for running calls after the first signal
 
@@ -73,7 +75,7 @@ class Serving:
         self.address = config.listen  # with the port that was bound
         self.draining = asyncio.Event()  # set by the first signal
         self.aborting = asyncio.Event()  # set by the second
-        self.calls = Calls(names)
+        self.calls = Calls(names, config.access)
         self.health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
 
     async def set_ready(self, ready: bool) -> None:
@@ -123,6 +125,8 @@ async def serve(
         if work is None:
             await serving.set_ready(True)
         log.info("listening", address=serving.address, pid=os.getpid())
+        if transport.leaves_host(config.listen) and config.tls is None:
+            log.warning("other hosts may reach this address, and it has no TLS")
         failure = await _until_draining(serving, work)
         await _drain(serving, drain)
         if failure is not None:

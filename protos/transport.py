@@ -127,6 +127,12 @@ def channel(
     return grpc.aio.secure_channel(check_address(address), tls.credentials(), options)
 
 
+def peer(address: str, tls: ClientTls | None) -> grpc.aio.Channel:
+    """A channel to a service of ours: with TLS over TCP, without over a unix socket, which no
+    other host and, by its directory's mode, no other user reaches."""
+    return channel(address, None if unix_path(address) else tls)
+
+
 async def is_serving(peer: grpc.aio.Channel, service: str = "", timeout_s: float = 2.0) -> bool:
     """Whether the peer says that it serves `service` ("": all of its services)."""
     stub = health_pb2_grpc.HealthStub(peer)

@@ -4,6 +4,11 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# Shared machines pause: an example's duration says nothing about the code.
+settings.register_profile("moe-lens", deadline=None)
+settings.load_profile("moe-lens")
 
 EXTENSIONS = ("_attention", "_channel", "_gemm")
 REPOSITORY = Path(__file__).resolve().parent.parent

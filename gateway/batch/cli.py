@@ -14,7 +14,8 @@ import typer
 from gateway.batch.records import Done, OutputCorrupt, OutputInUse, RecordFile
 from gateway.batch.runner import Progress, Runner, RunnerConfig, ServerLost
 from gateway.batch.source import count_rows, read_lines
-from gateway.stack_options import StackOptions, with_stack_options
+from gateway.stack_options import StackOptions
+from protos.options import with_options
 
 if TYPE_CHECKING:
     from moelens.client import AsyncClient
@@ -29,7 +30,7 @@ ALL_FAILED = 4
 
 
 @app.command("batch")
-@with_stack_options
+@with_options(StackOptions)
 def batch(
     stack: StackOptions,
     input_path: Annotated[
