@@ -22,20 +22,15 @@ INLINE __m256i load_pairs(const char *at) {
     return _mm256_load_si256((const __m256i *)(const void *)at);
 }
 
-/* 2^x for x <= 127; below -126 it is 2^-126. */
+/* 2^x for x < 128; below -126 it is 2^-126. */
 INLINE __m256 exp2_avx2(__m256 x) {
-    const __m256 magic = _mm256_set1_ps(12582912.0f); /* see ml_exp2 */
+    static const float coefficients[] = ML_EXP2_D6;
     x = _mm256_max_ps(x, _mm256_set1_ps(-126.0f));
-    const __m256 shifted = _mm256_add_ps(x, magic);
-    const __m256 f = _mm256_sub_ps(x, _mm256_sub_ps(shifted, magic));
-    __m256 p = _mm256_set1_ps(ML_EXP2_C6);
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(ML_EXP2_C5));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(ML_EXP2_C4));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(ML_EXP2_C3));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(ML_EXP2_C2));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(ML_EXP2_C1));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(ML_EXP2_C0));
-    const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
+    const __m256 whole = _mm256_floor_ps(x), f = _mm256_sub_ps(x, whole);
+    __m256 p = _mm256_set1_ps(coefficients[0]);
+    UNROLL for (int i = 1; i < 7; i++)
+        p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(coefficients[i]));
+    const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(whole), 23);
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent));
 }
 
@@ -82,13 +77,18 @@ INLINE float reduce_max(__m256 x) {
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
 }
 
-/* Raises the row's reference to the maximum of the visible scores (the others are -infinity);
- * returns the factor for its earlier sums. Seldom called. */
-static __attribute__((noinline)) float raise_reference(ml_row *row, __m256 score0, __m256 score1) {
+/* Raises the row's reference to the maximum of the visible scores (the others are -infinity) and
+ * rescales its sums. Seldom called. */
+static __attribute__((noinline)) void raise_reference(ml_row *row, uint32_t head_dim,
+                                                      __m256 score0, __m256 score1) {
     const float maximum = reduce_max(_mm256_max_ps(score0, score1));
     const float step = row->reference - maximum; /* -infinity for the first tile */
+    const __m256 factor = _mm256_set1_ps(step < -126.0f ? 0.0f : ml_exp2(step));
     row->reference = maximum;
-    return step < -126.0f ? 0.0f : ml_exp2(step);
+    for (int i = 0; i < 16; i += 8)
+        _mm256_store_ps(row->sum + i, _mm256_mul_ps(factor, _mm256_load_ps(row->sum + i)));
+    for (float *acc = row->acc; acc < row->acc + head_dim; acc += 8)
+        _mm256_storeu_ps(acc, _mm256_mul_ps(factor, _mm256_loadu_ps(acc)));
 }
 
 /* All ones for the visible tokens of a half. */
@@ -99,13 +99,12 @@ INLINE __m256 visible_lanes(uint32_t visible, int half) {
 }
 
 /* Turns a row's scores into weights 2^(scale score - reference), 0 where it may not see, and adds
- * them to its sums; returns the factor for the row's earlier sums. */
-INLINE float weigh(ml_row *row, const ml_tile *tile, __m256 *score, float *weights) {
+ * them to its sums. */
+INLINE void weigh(ml_row *row, const ml_tile *tile, __m256 *score, float *weights) {
     const __m256 none = _mm256_set1_ps(-__builtin_inff());
     const __m256 limit = _mm256_set1_ps(row->reference + ML_REFERENCE_SLACK);
     const uint32_t visible = ml_visible_tokens(row, tile);
     __m256 lanes[2], over = _mm256_setzero_ps();
-    float rescale = 1.0f;
     UNROLL for (int half = 0; half < 2; half++) {
         lanes[half] = visible_lanes(visible, half);
         const __m256 scaled = _mm256_mul_ps(score[half], _mm256_set1_ps(tile->scale_log2));
@@ -113,16 +112,14 @@ INLINE float weigh(ml_row *row, const ml_tile *tile, __m256 *score, float *weigh
         over = _mm256_or_ps(over, _mm256_cmp_ps(score[half], limit, _CMP_GT_OQ));
     }
     if (__builtin_expect(_mm256_movemask_ps(over), 0))
-        rescale = raise_reference(row, score[0], score[1]);
+        raise_reference(row, tile->head_dim, score[0], score[1]);
     UNROLL for (int half = 0; half < 2; half++) {
         const __m256 x = _mm256_sub_ps(score[half], _mm256_set1_ps(row->reference));
         const __m256 weight = _mm256_and_ps(exp2_avx2(x), lanes[half]);
         const __m256 sum = _mm256_load_ps(row->sum + 8 * half);
         _mm256_store_ps(weights + 8 * half, weight);
-        _mm256_store_ps(row->sum + 8 * half,
-                        _mm256_fmadd_ps(sum, _mm256_set1_ps(rescale), weight));
+        _mm256_store_ps(row->sum + 8 * half, _mm256_add_ps(sum, weight));
     }
-    return rescale;
 }
 
 /* 8 dimensions of tokens 2 i and 2 i + 1; v is [8][head_dim][2] or [16][head_dim]. */
@@ -139,17 +136,19 @@ INLINE void load_v(const char *v, uint32_t head_dim, int i, const int is_bf16, _
     }
 }
 
-/* acc = acc rescale + weights v for 16 dimensions from `dim` on. */
+/* acc += weights v for 16 dimensions from `dim` on. The tile is summed on its own first: fewer
+ * roundings against the large sum of a long context. */
 INLINE void values(ml_row *rows, const ml_tile *tile, const int n_rows, const int is_bf16,
-                   uint32_t dim, float (*weights)[ML_BLOCK_TOKENS], const float *rescale) {
-    const size_t element = is_bf16 ? 2 : 4, row_bytes = tile->head_dim * (is_bf16 ? 4u : 8u);
-    const size_t offset = tile->head_dim * ML_BLOCK_TOKENS * element + dim * 4u;
-    const char *v = (const char *)tile->kv + offset, *ahead = tile->prefetch + offset;
+                   uint32_t dim, float (*weights)[ML_BLOCK_TOKENS]) {
+    const size_t v_offset = tile->head_dim * ML_BLOCK_TOKENS * (is_bf16 ? 2u : 4u);
+    const char *v = (const char *)tile->kv + v_offset + dim * 4u;
+    const char *ahead = tile->prefetch + v_offset + dim * ML_BLOCK_TOKENS * (is_bf16 ? 2u : 4u);
     __m256 sum[2 * ROWS];
     UNROLL for (int i = 0; i < 2 * n_rows; i++) sum[i] = _mm256_setzero_ps();
     for (int i = 0; i < ML_BLOCK_TOKENS / 2; i++) {
-        fetch(ahead + i * row_bytes);
-        if (!is_bf16) fetch(ahead + i * row_bytes + row_bytes / 2);
+        fetch(ahead);
+        if (!is_bf16) fetch(ahead + LINE);
+        ahead += is_bf16 ? LINE : 2 * LINE;
         UNROLL for (int c = 0; c < 2; c++) {
             __m256 first, second;
             load_v(v + c * HALF, tile->head_dim, i, is_bf16, &first, &second);
@@ -162,20 +161,17 @@ INLINE void values(ml_row *rows, const ml_tile *tile, const int n_rows, const in
     }
     UNROLL for (int i = 0; i < 2 * n_rows; i++) {
         float *acc = rows[i / 2].acc + dim + 8 * (i % 2);
-        const __m256 factor = _mm256_set1_ps(rescale[i / 2]);
-        _mm256_storeu_ps(acc, _mm256_fmadd_ps(_mm256_loadu_ps(acc), factor, sum[i]));
+        _mm256_storeu_ps(acc, _mm256_add_ps(_mm256_loadu_ps(acc), sum[i]));
     }
 }
 
 INLINE void tile_rows(ml_row *rows, const ml_tile *tile, const int n_rows, const int is_bf16) {
     _Alignas(32) float weights[ROWS][ML_BLOCK_TOKENS];
     __m256 score[ROWS][2];
-    float rescale[ROWS];
     scores(rows, tile, n_rows, is_bf16, score);
-    UNROLL for (int r = 0; r < n_rows; r++)
-        rescale[r] = weigh(rows + r, tile, score[r], weights[r]);
+    UNROLL for (int r = 0; r < n_rows; r++) weigh(rows + r, tile, score[r], weights[r]);
     for (uint32_t dim = 0; dim < tile->head_dim; dim += 16)
-        values(rows, tile, n_rows, is_bf16, dim, weights, rescale);
+        values(rows, tile, n_rows, is_bf16, dim, weights);
 }
 
 INLINE void rows_fp32(ml_row *rows, const ml_tile *tile, const int n_rows) {

@@ -64,26 +64,22 @@ INLINE void load_v(const char *v, uint32_t head_dim, int i, const int is_bf16, _
     }
 }
 
-INLINE void fetch_v(const char *ahead, uint32_t head_dim, int i, const int is_bf16) {
-    const char *line = ahead + (size_t)i * head_dim * (is_bf16 ? 4u : 8u);
-    fetch(line);
-    if (!is_bf16) fetch(line + head_dim * 4u);
-}
-
-/* acc = acc rescale + weights v for `columns` vectors of 16 dimensions from `dim` on. */
+/* acc += weights v for `columns` vectors of 16 dimensions from `dim` on. The tile is summed on its
+ * own first: fewer roundings against the large sum of a long context. */
 INLINE void values(ml_row *rows, const ml_tile *tile, const int n_rows, const int columns,
-                   const int is_bf16, uint32_t dim, float (*weights)[ML_BLOCK_TOKENS],
-                   const float *rescale) {
-    const size_t element = is_bf16 ? 2 : 4;
-    const size_t offset = tile->head_dim * ML_BLOCK_TOKENS * element + dim * 4u;
-    const char *v = (const char *)tile->kv + offset, *ahead = tile->prefetch + offset;
+                   const int is_bf16, uint32_t dim, float (*weights)[ML_BLOCK_TOKENS]) {
+    const size_t v_offset = tile->head_dim * ML_BLOCK_TOKENS * (is_bf16 ? 2u : 4u);
+    const char *v = (const char *)tile->kv + v_offset + dim * 4u;
+    const char *ahead = tile->prefetch + v_offset + dim * ML_BLOCK_TOKENS * (is_bf16 ? 2u : 4u);
     __m512 sum[16];
     UNROLL for (int i = 0; i < n_rows * columns; i++) sum[i] = _mm512_setzero_ps();
     for (int i = 0; i < ML_BLOCK_TOKENS / 2; i++) {
         UNROLL for (int c = 0; c < columns; c++) {
             __m512 first, second;
             load_v(v + c * LINE, tile->head_dim, i, is_bf16, &first, &second);
-            fetch_v(ahead + c * LINE, tile->head_dim, i, is_bf16);
+            fetch(ahead);
+            if (!is_bf16) fetch(ahead + LINE);
+            ahead += is_bf16 ? LINE : 2 * LINE;
             UNROLL for (int r = 0; r < n_rows; r++) {
                 __m512 *s = sum + r * columns + c;
                 *s = _mm512_fmadd_ps(first, _mm512_set1_ps(weights[r][2 * i]), *s);
@@ -91,28 +87,26 @@ INLINE void values(ml_row *rows, const ml_tile *tile, const int n_rows, const in
             }
         }
     }
-    UNROLL for (int r = 0; r < n_rows; r++) {
-        UNROLL for (int c = 0; c < columns; c++)
-            add_scaled(rows[r].acc + dim + 16 * c, sum[r * columns + c], rescale[r]);
+    UNROLL for (int i = 0; i < n_rows * columns; i++) {
+        float *acc = rows[i / columns].acc + dim + 16 * (i % columns);
+        _mm512_storeu_ps(acc, _mm512_add_ps(_mm512_loadu_ps(acc), sum[i]));
     }
 }
 
 INLINE void tile_rows(ml_row *rows, const ml_tile *tile, const int n_rows, const int is_bf16) {
     _Alignas(64) float weights[ROWS][ML_BLOCK_TOKENS];
     __m512 score[ROWS];
-    float rescale[ROWS];
     scores(rows, tile, n_rows, is_bf16, score);
-    weigh(rows, tile, n_rows, score, rescale);
+    weigh(rows, tile, n_rows, 1, score);
     UNROLL for (int r = 0; r < n_rows; r++) {
         _mm512_store_ps(weights[r], score[r]);
-        add_weights(rows + r, score[r], rescale[r]);
+        _mm512_store_ps(rows[r].sum, _mm512_add_ps(_mm512_load_ps(rows[r].sum), score[r]));
     }
     const int columns = n_rows > 4 ? 2 : n_rows > 1 ? 4 : 8;
     uint32_t dim = 0;
     for (; dim + 16 * columns <= tile->head_dim; dim += 16 * columns)
-        values(rows, tile, n_rows, columns, is_bf16, dim, weights, rescale);
-    for (; dim < tile->head_dim; dim += 16)
-        values(rows, tile, n_rows, 1, is_bf16, dim, weights, rescale);
+        values(rows, tile, n_rows, columns, is_bf16, dim, weights);
+    for (; dim < tile->head_dim; dim += 16) values(rows, tile, n_rows, 1, is_bf16, dim, weights);
 }
 
 INLINE void rows_fp32(ml_row *rows, const ml_tile *tile, const int n_rows) {

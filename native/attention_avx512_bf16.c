@@ -36,52 +36,50 @@ INLINE void scores(const ml_row *rows, const ml_tile *tile, const int n_rows, __
 }
 
 /* Rounds weights to BF16 (the pairs that `values` multiplies) and adds them, as rounded, to the
- * row's sums. */
-INLINE void round_weights(ml_row *row, __m512 weight, float rescale, void *rounded) {
+ * row's sums: by token pair, in the first 8 lanes. */
+INLINE void round_weights(ml_row *row, __m512 weight, void *rounded) {
     const __m256bh pairs = _mm512_cvtneps_pbh(weight);
+    const __m256bh ones = (__m256bh)_mm256_set1_epi32(0x3f803f80);
     _mm256_store_si256(rounded, (__m256i)pairs);
-    const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)pairs), 16);
-    add_weights(row, _mm512_castsi512_ps(wide), rescale);
+    _mm256_store_ps(row->sum, _mm256_dpbf16_ps(_mm256_load_ps(row->sum), pairs, ones));
 }
 
-/* acc = acc rescale + weights v for `columns` vectors of 16 dimensions from `dim` on. */
+/* acc += weights v for `columns` vectors of 16 dimensions from `dim` on. */
 INLINE void values(ml_row *rows, const ml_tile *tile, const int n_rows, const int columns,
-                   uint32_t dim, uint32_t (*weights)[PAIRS], const float *rescale) {
-    const size_t v_offset = tile->head_dim * ML_BLOCK_TOKENS * 2u + dim * 4u;
-    const char *v = (const char *)tile->kv + v_offset, *ahead = tile->prefetch + v_offset;
+                   uint32_t dim, uint32_t (*weights)[PAIRS]) {
+    const size_t v_offset = tile->head_dim * ML_BLOCK_TOKENS * 2u;
+    const char *v = (const char *)tile->kv + v_offset + dim * 4u;
+    const char *ahead = tile->prefetch + v_offset + dim * ML_BLOCK_TOKENS * 2u;
     __m512 sum[16];
-    UNROLL for (int i = 0; i < n_rows * columns; i++) sum[i] = _mm512_setzero_ps();
-    UNROLL for (int pair = 0; pair < PAIRS; pair++) {
-        const size_t offset = (size_t)pair * tile->head_dim * 4u;
+    UNROLL for (int i = 0; i < n_rows * columns; i++)
+        sum[i] = _mm512_loadu_ps(rows[i / columns].acc + dim + 16 * (i % columns));
+    for (int pair = 0; pair < PAIRS; pair++) {
         UNROLL for (int c = 0; c < columns; c++) {
-            const __m512bh pairs = load_pairs(v + offset + c * LINE);
-            fetch(ahead + offset + c * LINE);
+            const __m512bh pairs = load_pairs(v + c * LINE);
+            fetch(ahead + c * LINE);
             UNROLL for (int r = 0; r < n_rows; r++) {
                 __m512 *s = sum + r * columns + c;
                 *s = _mm512_dpbf16_ps(*s, pairs, broadcast_pair(&weights[r][pair]));
             }
         }
+        v += tile->head_dim * 4u;
+        ahead += columns * LINE;
     }
-    UNROLL for (int r = 0; r < n_rows; r++) {
-        UNROLL for (int c = 0; c < columns; c++)
-            add_scaled(rows[r].acc + dim + 16 * c, sum[r * columns + c], rescale[r]);
-    }
+    UNROLL for (int i = 0; i < n_rows * columns; i++)
+        _mm512_storeu_ps(rows[i / columns].acc + dim + 16 * (i % columns), sum[i]);
 }
 
 INLINE void tile_rows(ml_row *rows, const ml_tile *tile, const int n_rows) {
     _Alignas(32) uint32_t weights[ROWS][PAIRS];
     __m512 score[ROWS];
-    float rescale[ROWS];
     scores(rows, tile, n_rows, score);
-    weigh(rows, tile, n_rows, score, rescale);
-    UNROLL for (int r = 0; r < n_rows; r++)
-        round_weights(rows + r, score[r], rescale[r], weights[r]);
+    weigh(rows, tile, n_rows, 0, score);
+    UNROLL for (int r = 0; r < n_rows; r++) round_weights(rows + r, score[r], weights[r]);
     const int columns = n_rows > 4 ? 2 : n_rows > 1 ? 4 : 8;
     uint32_t dim = 0;
     for (; dim + 16 * columns <= tile->head_dim; dim += 16 * columns)
-        values(rows, tile, n_rows, columns, dim, weights, rescale);
-    for (; dim < tile->head_dim; dim += 16)
-        values(rows, tile, n_rows, 1, dim, weights, rescale);
+        values(rows, tile, n_rows, columns, dim, weights);
+    for (; dim < tile->head_dim; dim += 16) values(rows, tile, n_rows, 1, dim, weights);
 }
 
 DEFINE_TILE_FUNCTION(tile_bf16, tile_rows, ROW_CASES_8)

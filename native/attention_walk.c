@@ -14,7 +14,8 @@
 enum {
     MAX_ROWS = 256,      /* of one pass */
     QUERY_FLOATS = 8192, /* converted queries of one pass: 32 KB */
-    GROUP_ROWS = 32      /* rows of one KV head in a prefill pass */
+    GROUP_ROWS = 32,     /* rows of one KV head in a prefill pass */
+    FETCH_AHEAD = 1      /* tiles */
 };
 
 typedef struct {
@@ -82,20 +83,49 @@ static void walk_tile(pass *p, ml_row *rows, ml_tile *tile) {
     }
 }
 
+/* Where the walk will be `FETCH_AHEAD` tiles from now: what to fetch meanwhile. */
+typedef struct {
+    uint32_t position, end, head;
+    const char *block; /* NULL: past the end, and no next block is known */
+} lookahead;
+
+static void enter_block(const pass *p, lookahead *ahead) {
+    ahead->head = p->first_head;
+    if (ahead->position < ahead->end)
+        ahead->block = block_at(p, ahead->position);
+    else
+        ahead->block = ahead->position < ahead->end + ML_BLOCK_TOKENS ? p->task->next_block : NULL;
+}
+
+static void advance(const pass *p, lookahead *ahead) {
+    if (++ahead->head < p->end_head) return;
+    ahead->position += ML_BLOCK_TOKENS;
+    enter_block(p, ahead);
+}
+
+static uint32_t end_of_walk(const pass *p) {
+    const uint32_t n_rows = p->end_row - p->first_row;
+    const uint32_t last_visible = p->rows[n_rows - 1].last_visible;
+    return last_visible < p->task->kv_end ? last_visible + 1u : p->task->kv_end;
+}
+
 static void walk_blocks(pass *p) {
     const ml_attend_task *task = p->task;
-    const uint32_t n_rows = p->end_row - p->first_row;
+    const uint32_t n_rows = p->end_row - p->first_row, end = end_of_walk(p);
     const size_t tile_bytes = ml_tile_bytes(p->shape);
+    lookahead ahead = {.position = task->kv_begin, .end = end};
     ml_tile tile = {.head_dim = p->shape->head_dim,
                     .kv_end = task->kv_end,
                     .scale_log2 = task->scale * ML_LOG2E};
-    const uint32_t last_visible = p->rows[n_rows - 1].last_visible;
-    const uint32_t end = last_visible < task->kv_end ? last_visible + 1u : task->kv_end;
+    enter_block(p, &ahead);
+    for (int i = 0; i < FETCH_AHEAD; i++) advance(p, &ahead);
     for (tile.position = task->kv_begin; tile.position < end; tile.position += ML_BLOCK_TOKENS) {
         const char *block = block_at(p, tile.position);
         for (uint32_t head = p->first_head; head < p->end_head; head++) {
-            tile.kv = tile.prefetch = block + head * tile_bytes;
+            tile.kv = block + head * tile_bytes;
+            tile.prefetch = ahead.block ? ahead.block + ahead.head * tile_bytes : tile.kv;
             walk_tile(p, p->rows + (head - p->first_head) * n_rows, &tile);
+            advance(p, &ahead);
         }
     }
 }

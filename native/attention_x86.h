@@ -12,7 +12,7 @@
 enum { LINE = 64 };
 
 /* One line of the tile after next. */
-INLINE void fetch(const char *line) { _mm_prefetch(line, _MM_HINT_T0); }
+INLINE void fetch(const char *line) { _mm_prefetch(line, _MM_HINT_T1); }
 
 /* Cases of a switch over the number of rows: `body` with n_rows a constant, so that sums stay in
  * registers. */
