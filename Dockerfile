@@ -25,6 +25,7 @@ RUN python3 -m venv /opt/moe-lens \
 FROM ${BASE_IMAGE}
 RUN groupadd --gid 10001 moelens && useradd --uid 10001 --gid moelens --create-home moelens
 COPY --from=build /opt/moe-lens /opt/moe-lens
+RUN install --directory --owner=moelens --group=moelens --mode=0700 /batches
 COPY demo/model /models/demo
 ENV PATH=/opt/moe-lens/bin:$PATH PYTHONUNBUFFERED=1
 USER moelens
