@@ -133,12 +133,12 @@ class DevicePort:
         try:
             spin = default_spin_s(self._segment.geometry.n_processes) if spin_s is None else spin_s
             handle = ffi.new("ml_port **")
-            check_status(
-                lib.ml_port_open(
-                    self._segment.handle, _nanoseconds(peer_timeout_s), _nanoseconds(spin), handle
-                ),
-                self._segment.path,
+            status = lib.ml_port_open(
+                self._segment.handle, _nanoseconds(peer_timeout_s), _nanoseconds(spin), handle
             )
+            if status == lib.ML_SLOT_BUSY:
+                raise ChannelError(f"the segment {path} has a device already")
+            check_status(status, self._segment.path)
         except BaseException:
             self._segment.close()
             raise

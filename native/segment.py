@@ -292,7 +292,7 @@ class Segment:
         """Hold the participant's lock until closed or dead; ChannelError where it is taken."""
         status = lib.ml_participate(self.handle, participant)
         if status == lib.ML_SLOT_BUSY:
-            raise ChannelError(f"{self.path} already has a {participant_name(participant)}")
+            raise ChannelError(f"{participant_name(participant)} of {self.path} exists already")
         check_status(status, self.path)
 
     def alive(self, participant: int) -> bool:

@@ -3,10 +3,11 @@
  * Nothing in the segment is trusted: another process may have gone wild, or be of another opinion.
  * Words are copied first and the copies checked and used, so that what changes meanwhile does no harm.
  */
+#define _GNU_SOURCE
+#include "worker.h"
+
 #include <math.h>
 #include <string.h>
-
-#include "worker.h"
 
 enum { SPLIT_BLOCKS = ML_SPLIT_TOKENS / ML_BLOCK_TOKENS };
 
@@ -229,8 +230,11 @@ int ml_run_task(ml_worker *worker, ml_unit *unit, uint32_t index) {
         status = copy_blocks(worker, unit, begin, (uint32_t)end);
     }
     if (status != ML_OK) return status;
-    for (uint32_t split = task.first_split; split < task.end_split; split++)
+    for (uint32_t split = task.first_split; split < task.end_split; split++) {
+        /* A task may take seconds on a slow instruction set; a split does not. */
+        ml_worker_beat(worker, ml_now_ns());
         attend_split(worker, unit, &tile, split, task.end_split);
+    }
     if (tile.n_tasks > 1) {
         /* acq_rel: the last to count sees the parts of all others. */
         uint32_t before =

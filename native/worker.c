@@ -6,8 +6,6 @@
 #include <sched.h>
 #include <stdlib.h>
 
-#include "futex.h"
-
 /* A sleeping process shows its heartbeat and looks at control this often. */
 enum { LOOK_NS = 250000000 };
 enum { KIND_NONE, KIND_STORE, KIND_TASK, KIND_CORRUPT };
@@ -43,16 +41,8 @@ void ml_worker_close(ml_worker *worker) {
     free(worker);
 }
 
-static ml_participant *self_of(const ml_worker *worker) {
-    return ml_participant_of(worker->segment, ML_FIRST_PROCESS + worker->options.index);
-}
-
-static void beat(const ml_worker *worker, uint64_t now_ns) {
-    atomic_store_explicit(&self_of(worker)->heartbeat, now_ns, memory_order_relaxed);
-}
-
 static void set_state(const ml_worker *worker, uint32_t state) {
-    atomic_store_explicit(&self_of(worker)->state, state, memory_order_relaxed);
+    atomic_store_explicit(&ml_worker_self(worker)->state, state, memory_order_relaxed);
 }
 
 /* ---- the end of a job ---- */
@@ -180,11 +170,11 @@ static void account(ml_worker *worker, const ml_unit *unit, uint32_t job, uint64
     own->tasks++;
     own->busy_ns += now_ns - start_ns;
     own->kv_read_bytes += unit->kv_read_bytes;
-    ml_participant *self = self_of(worker);
+    ml_participant *self = ml_worker_self(worker);
     add(&self->tasks, 1);
     add(&self->busy_ns, now_ns - start_ns);
     add(&self->kv_read_bytes, unit->kv_read_bytes);
-    beat(worker, now_ns);
+    ml_worker_beat(worker, now_ns);
 }
 
 static void run_store(ml_worker *worker, ml_unit *unit, uint32_t index, uint32_t job) {
@@ -282,7 +272,7 @@ static int is_orphan(ml_worker *worker, uint64_t now_ns) {
 }
 
 static int leave(ml_worker *worker, int reason) {
-    ml_participant *self = self_of(worker);
+    ml_participant *self = ml_worker_self(worker);
     atomic_store_explicit(&self->detail, (uint32_t)reason, memory_order_relaxed);
     set_state(worker, ML_LEFT);
     return reason;
@@ -290,13 +280,13 @@ static int leave(ml_worker *worker, int reason) {
 
 int ml_worker_run(ml_worker *worker) {
     ml_header *header = ml_header_of(worker->segment);
-    ml_participant *self = self_of(worker);
+    ml_participant *self = ml_worker_self(worker);
     atomic_store_explicit(&self->pid, worker->options.pid, memory_order_relaxed);
     atomic_store_explicit(&self->cpu, worker->options.cpu, memory_order_relaxed);
     set_state(worker, ML_READY);
     for (;;) {
         uint64_t now_ns = ml_now_ns();
-        beat(worker, now_ns);
+        ml_worker_beat(worker, now_ns);
         if (ml_segment_life(worker->segment) == ML_RETIRED) return leave(worker, ML_EPOCH_RETIRED);
         if (is_orphan(worker, now_ns)) return leave(worker, ML_PEER_DIED);
         /* The bell is read before the cursors: a job that comes after the look at them has changed

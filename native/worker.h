@@ -2,6 +2,7 @@
 #ifndef ML_WORKER_H
 #define ML_WORKER_H
 
+#include "futex.h"
 #include "segment.h"
 
 /* What this process did for a slot's job. */
@@ -24,6 +25,14 @@ struct ml_worker {
     float *scratch_lse;          /* [scratch_rows][n_q_heads] */
     int32_t *blocks;             /* [blocks_per_sequence]: checked copy of what a unit uses */
 };
+
+static inline ml_participant *ml_worker_self(const ml_worker *worker) {
+    return ml_participant_of(worker->segment, ML_FIRST_PROCESS + worker->options.index);
+}
+
+static inline void ml_worker_beat(const ml_worker *worker, uint64_t now_ns) {
+    atomic_store_explicit(&ml_worker_self(worker)->heartbeat, now_ns, memory_order_relaxed);
+}
 
 /* A unit of work that was claimed, with the words of its job: copies, checked in unit.c. */
 typedef struct {
