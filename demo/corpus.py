@@ -115,3 +115,9 @@ def windows(stream: Tensor, length: int) -> Tensor:
     if count == 0:
         raise ValueError(f"a text of {stream.numel()} tokens has no window of {length} tokens")
     return stream.as_strided((count, length + 1), (length, 1))
+
+
+def in_batches(rows: Tensor, count: int) -> Iterator[Tensor]:
+    """`rows` in order, `count` at a time; the last batch may be smaller."""
+    for start in range(0, len(rows), count):
+        yield rows[start : start + count]

@@ -88,16 +88,17 @@ class Attention(nn.Module):
         """x is (batch, tokens, hidden_size)."""
         batch, tokens, _ = x.shape
 
-        def heads(projection: nn.Linear) -> Tensor:
-            return projection(x).view(batch, tokens, -1, self.head_dim).transpose(1, 2)
+        def heads(projected: Tensor) -> Tensor:
+            return projected.view(batch, tokens, -1, self.head_dim).transpose(1, 2)
 
-        q = rotate(heads(self.q_proj), cos, sin)
-        k = rotate(heads(self.k_proj), cos, sin)
-        v = heads(self.v_proj)
+        q = rotate(heads(self.q_proj(x)), cos, sin)
+        k = rotate(heads(self.k_proj(x)), cos, sin)
+        v = heads(self.v_proj(x))
         out = F.scaled_dot_product_attention(
             q.to(v.dtype), k.to(v.dtype), v, is_causal=True, enable_gqa=True
         )
-        return self.o_proj(out.transpose(1, 2).reshape(batch, tokens, -1))
+        projected: Tensor = self.o_proj(out.transpose(1, 2).reshape(batch, tokens, -1))
+        return projected
 
 
 class Experts(nn.Module):
@@ -124,7 +125,7 @@ class Experts(nn.Module):
         balance = self.count * torch.sum(rows / chosen.numel() * probability.mean(dim=0))
         order = chosen.flatten().argsort(stable=True)
         token = order // self.per_token
-        parts = x[token].split(rows.tolist())
+        parts = torch.split_with_sizes(x[token], rows.tolist())
         done = [
             self._swiglu(part, w13, w2)
             for part, w13, w2 in zip(parts, self.w13.unbind(), self.w2.unbind(), strict=True)
@@ -190,7 +191,7 @@ class MoeLanguageModel(nn.Module):
     def forward(self, ids: Tensor) -> tuple[Tensor, Routing]:
         """Logits (batch, tokens, vocab_size) of ids (batch, tokens), and what the routers did."""
         tokens = ids.shape[1]
-        cos, sin = self.cos[:tokens], self.sin[:tokens]
+        cos, sin = self.get_buffer("cos")[:tokens], self.get_buffer("sin")[:tokens]
         x = self.dropout(self.embed_tokens(ids))
         balances, rows = [], []
         for layer in self.layers:

@@ -38,7 +38,11 @@ def sample(
 def active_parameters(model: MoeLanguageModel) -> int:
     """Parameters that one token uses: all but the experts that it is not routed to."""
     total = sum(p.numel() for p in model.parameters())
-    experts = sum(x.experts.w13.numel() + x.experts.w2.numel() for x in model.layers)
+    experts = sum(
+        parameter.numel()
+        for name, parameter in model.named_parameters()
+        if name.endswith((".experts.w13", ".experts.w2"))
+    )
     config = model.config
     return total - experts + experts * config.num_experts_per_tok // config.num_local_experts
 

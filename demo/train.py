@@ -26,7 +26,7 @@ from torch import Tensor
 if __package__ in (None, ""):  # run as a script: the repository's root is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from demo.corpus import Corpus, epoch_ids, load_corpus, train_tokenizer, windows
+from demo.corpus import Corpus, epoch_ids, in_batches, load_corpus, train_tokenizer, windows
 from demo.export import export
 from demo.model import ModelConfig, MoeLanguageModel
 
@@ -93,13 +93,26 @@ class HeldOut:
     expert_share: Tensor  # (layers, experts), share of the layer's token-expert pairs
 
 
+@dataclass
+class Progress:
+    """Where a training run stands; all that a checkpoint keeps besides weights and optimizer."""
+
+    step: int = 0
+    tokens_seen: int = 0
+    seconds: float = 0.0
+    best_step: int = 0
+    best_loss: float = math.inf
+    # step, mean training loss since the evaluation before, held-out loss
+    history: list[tuple[int, float, float]] = field(default_factory=list)
+
+
 @torch.no_grad()
 def evaluate(model: MoeLanguageModel, stream: Tensor, window_tokens: int) -> HeldOut:
     """Mean next-token loss over non-overlapping windows of `stream`, and the experts' load."""
     was_training = model.training
     model.eval()
     loss_sum, tokens, rows = 0.0, 0, None
-    for batch in windows(stream, window_tokens).split(8):
+    for batch in in_batches(windows(stream, window_tokens), 8):
         logits, routing = model(batch[:, :-1])
         targets = batch[:, 1:].reshape(-1)
         loss_sum += F.cross_entropy(logits.flatten(0, 1), targets, reduction="sum").item()
@@ -110,26 +123,36 @@ def evaluate(model: MoeLanguageModel, stream: Tensor, window_tokens: int) -> Hel
     return HeldOut(loss_sum / tokens, tokens, rows / rows.sum(dim=1, keepdim=True))
 
 
-def learning_rate(config: TrainConfig, step: int, elapsed_s: float) -> float:
-    """Linear warm-up, constant, then linear to zero over the last `decay_share` of the run.
+def share_done(config: TrainConfig, step: int, elapsed_s: float) -> float:
+    """How far a run is, 0 to 1: whichever of steps and minutes is further along."""
+    return min(1.0, max(step / config.steps, elapsed_s / (config.minutes * 60)))
 
-    How far the run is: whichever of steps and minutes is further along.
-    """
-    done = min(1.0, max(step / config.steps, elapsed_s / (config.minutes * 60)))
+
+def learning_rate(config: TrainConfig, step: int, elapsed_s: float) -> float:
+    """Linear warm-up, constant, then linear to zero over the last `decay_share` of the run."""
+    done = share_done(config, step, elapsed_s)
     warmup = min(1.0, (step + 1) / config.warmup_steps)
     return config.learning_rate * warmup * min(1.0, (1 - done) / config.decay_share)
 
 
 def batches(
-    config: TrainConfig, tokenizer: Tokenizer, corpus: Corpus, rng: random.Random
+    config: TrainConfig, tokenizer: Tokenizer, corpus: Corpus, progress: Progress
 ) -> Iterator[Tensor]:
-    """Endless (sequences, length + 1) batches of about `step_tokens`; every epoch is cut anew."""
+    """Endless (sequences, length + 1) batches of about `step_tokens`; every epoch is cut anew.
+
+    Epochs that begin while the learning rate falls are without BPE dropout: what the model settles
+    on is text as it will meet it.
+    """
+    # A resumed run does not repeat the order of the epoch in which it stopped
+    rng = random.Random(config.seed + progress.step)
     for epoch in itertools.count(1):
-        stream = epoch_ids(tokenizer, corpus.train, rng, config.bpe_dropout)
+        settling = share_done(config, progress.step, progress.seconds) > 1 - config.decay_share
+        bpe_dropout = 0.0 if settling else config.bpe_dropout
+        stream = epoch_ids(tokenizer, corpus.train, rng, bpe_dropout)
         length = config.long_window_tokens if epoch % 4 == 0 else config.window_tokens
         rows = windows(stream[rng.randrange(length) :], length)
         order = torch.tensor(rng.sample(range(len(rows)), len(rows)))
-        yield from rows[order].split(config.step_tokens // length)
+        yield from in_batches(rows[order], config.step_tokens // length)
 
 
 def make_optimizer(model: MoeLanguageModel, config: TrainConfig) -> torch.optim.Optimizer:
@@ -158,19 +181,6 @@ def train_step(
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return loss.item()
-
-
-@dataclass
-class Progress:
-    """Where a training run stands; all that a checkpoint keeps besides weights and optimizer."""
-
-    step: int = 0
-    tokens_seen: int = 0
-    seconds: float = 0.0
-    best_step: int = 0
-    best_loss: float = math.inf
-    # step, mean training loss since the evaluation before, held-out loss
-    history: list[tuple[int, float, float]] = field(default_factory=list)
 
 
 class Trainer:
@@ -208,9 +218,7 @@ class Trainer:
         config, progress = self.config, self.progress
         losses: list[float] = []
         start_s = time.monotonic() - progress.seconds
-        # A resumed run does not repeat the order of the epoch in which it stopped
-        rng = random.Random(config.seed + progress.step)
-        for batch in batches(config, self.tokenizer, self.corpus, rng):
+        for batch in batches(config, self.tokenizer, self.corpus, progress):
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate(config, progress.step, progress.seconds)
             losses.append(train_step(self.model, self.optimizer, batch, config))

@@ -24,47 +24,34 @@ FILES = (
     "tokenizer_config.json",
 )
 
-# The Tempest, II.1, from the end of the text: held out of training (public domain)
+# The Taming of the Shrew, III.2: held out of training (public domain)
 PASSAGE = """\
-ADRIAN:
-Tunis was never graced before with such a paragon to
-their queen.
+KATHARINA:
+Nay, then,
+Do what thou canst, I will not go to-day;
+No, nor to-morrow, not till I please myself.
+The door is open, sir; there lies your way;
+You may be jogging whiles your boots are green;
+For me, I'll not be gone till I please myself:
+'Tis like you'll prove a jolly surly groom,
+That take it on you at the first so roundly.
 
-GONZALO:
-Not since widow Dido's time.
+PETRUCHIO:
+O Kate, content thee; prithee, be not angry.
 
-ANTONIO:
-Widow! a pox o' that! How came that widow in?
-widow Dido!
+KATHARINA:
+I will be angry: what hast thou to do?
+Father, be quiet; he shall stay my leisure.
 
-SEBASTIAN:
-What if he had said 'widower AEneas' too? Good Lord,
-how you take it!
+GREMIO:
+Ay, marry, sir, now it begins to work.
 
-ADRIAN:
-'Widow Dido' said you? you make me study of that:
-she was of Carthage, not of Tunis.
-
-GONZALO:
-This Tunis, sir, was Carthage.
-
-ADRIAN:
-Carthage?
-
-GONZALO:
-I assure you, Carthage.
-
-SEBASTIAN:
-His word is more than the miraculous harp; he hath
-raised the wall and houses too.
-
-ANTONIO:
-What impossible matter will he make easy next?
-
-SEBASTIAN:
-I think he will carry this island home in his pocket
-and give it his son for an apple.
+KATARINA:
+Gentlemen, forward to the bridal dinner:
+I see a woman may be made a fool,
+If she had not a spirit to resist.
 """
+HELD_OUT_LIMIT = 4.9  # nats per token; an untrained model of this vocabulary has 8.3
 
 
 @pytest.fixture(scope="module")
@@ -175,9 +162,6 @@ def test_held_out_passage_is_far_likelier_than_its_shuffled_tokens(model, tokeni
     assert loss + 1.5 < loss_per_token(model, ids[:, order])
 
 
-HELD_OUT_LIMIT = 4.9  # nats per token; an untrained model of this vocabulary has 8.3
-
-
 def test_bf16_computation_agrees_with_fp32(model, tokenizer):
     ids = tokenizer(PASSAGE, return_tensors="pt").input_ids
     low = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16)
@@ -185,12 +169,12 @@ def test_bf16_computation_agrees_with_fp32(model, tokenizer):
 
 
 def test_context_beyond_512_tokens_does_not_break_the_model(model, tokenizer):
-    """Ten copies of the passage: the last tokens, some 2,000 on, must still be predicted well."""
-    ids = tokenizer(PASSAGE * 10, return_tensors="pt").input_ids[:, :2048]
+    """Copies of the passage: tokens at positions beyond 1,024 must still be predicted well."""
+    ids = tokenizer(PASSAGE * 10, return_tensors="pt", truncation=True, max_length=2048).input_ids
     with torch.no_grad():
         logits = model(ids).logits[0]
     late = F.cross_entropy(logits[1023:-1], ids[0, 1024:]).item()
-    assert ids.shape[1] > 1500
+    assert ids.shape[1] > 2000
     assert late < HELD_OUT_LIMIT + 0.5
 
 
@@ -206,11 +190,13 @@ def test_every_expert_of_every_layer_gets_load(model, tokenizer, config):
         assert share.max() < 0.35
 
 
-def test_greedy_text_looks_like_a_play(model, tokenizer):
+def test_sampled_text_looks_like_a_play(model, tokenizer):
     """A speech of several lines of known words, then the next speaker's name."""
     prompt = tokenizer("First Citizen:\n", return_tensors="pt")
     torch.manual_seed(0)
-    out = model.generate(**prompt, max_new_tokens=200, do_sample=True, temperature=0.7)
+    out = model.generate(
+        **prompt, min_new_tokens=200, max_new_tokens=200, do_sample=True, temperature=0.7
+    )
     text = tokenizer.decode(out[0], skip_special_tokens=True)
     assert "\n\n" in text
     assert any(line.endswith(":") for line in text.splitlines()[1:])

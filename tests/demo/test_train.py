@@ -159,6 +159,7 @@ def test_an_epoch_holds_every_speech_once_with_and_without_bpe_dropout(corpus):
 
 def test_windows_overlap_by_the_one_token_that_is_target_and_input():
     assert windows(torch.arange(10), 3).tolist() == [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9]]
+    assert windows(torch.arange(12)[2:], 4).tolist() == [[2, 3, 4, 5, 6], [6, 7, 8, 9, 10]]
     with pytest.raises(ValueError, match="3 tokens has no window of 3"):
         windows(torch.arange(3), 3)
 
