@@ -114,7 +114,7 @@ class Epoch:
             reason = self._fault()
             if reason:
                 return reason
-            device = self.segment.alive(DEVICE)
+            device = self.has_device()
             if attached and not device:
                 return f"the {participant_name(DEVICE)} has left or died"
             if device and not attached:
@@ -123,6 +123,10 @@ class Epoch:
                 self.segment.unlink()
                 log.info("device attached", epoch=self.segment.epoch)
             await asyncio.sleep(LOOK_S)
+
+    def has_device(self) -> bool:
+        """Whether a device works with the segment now."""
+        return self.segment.alive(DEVICE)
 
     def _fault(self) -> str:
         dead = self.processes.first_dead()

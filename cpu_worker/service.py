@@ -63,7 +63,7 @@ class CpuWorkerService(cpu_worker_pb2_grpc.CpuWorkerServicer):
 
     async def drain(self, grace_s: float) -> None:
         """Give the device time to leave, then end the epoch."""
-        if self._watch is not None:
+        if self._watch is not None and self._epoch is not None and self._epoch.has_device():
             await asyncio.wait([self._watch], timeout=grace_s)
         await self.close()
 
@@ -162,6 +162,7 @@ class CpuWorkerService(cpu_worker_pb2_grpc.CpuWorkerServicer):
         epoch, self._epoch = self._epoch, None
         if epoch is not None:
             number = epoch.segment.epoch
+            self._last_stats = epoch.stats()  # until all have left
             self._last_stats = await epoch.stop()
             log.info("epoch ended", epoch=number, reason=reason)
 
