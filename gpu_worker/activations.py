@@ -9,9 +9,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from gpu_worker.link import Link
 from gpu_worker.port import AttentionPort
 
 Tensor = torch.Tensor
+SLOT_PARTS = ("q", "k", "v", "out", "lse")
 
 
 def shared_tensor(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
@@ -35,12 +37,15 @@ class SlotTensors:
 class Activations(Protocol):
     """One slot as the device sees it."""
 
+    # The field of StepTimes that the time of `send` belongs to.
+    send_counts_as: str
+
     def inputs(self, n_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
         """Where the device writes q, k, v of the slot's first n tokens."""
         ...
 
     def send(self, n_tokens: int) -> None:
-        """Returns when the slot holds what was written to `inputs`."""
+        """To the CPU worker: returns when the slot holds what was written to `inputs`."""
         ...
 
     def receive(self, n_tokens: int) -> tuple[Tensor, Tensor]:
@@ -50,6 +55,8 @@ class Activations(Protocol):
 
 class SharedActivations:
     """The device works on the slot itself."""
+
+    send_counts_as = "device_s"
 
     def __init__(self, slot: SlotTensors) -> None:
         self._slot = slot
@@ -62,3 +69,37 @@ class SharedActivations:
 
     def receive(self, n_tokens: int) -> tuple[Tensor, Tensor]:
         return self._slot.out[:n_tokens], self._slot.lse[:n_tokens]
+
+
+class CopiedActivations:
+    """The device has memory of its own; the slot's contents cross the link."""
+
+    def __init__(self, slot: SlotTensors, link: Link, device: torch.device) -> None:
+        self._slot = slot
+        self._link = link
+        # On CUDA `send` is where the host waits for the kernels before it.
+        self.send_counts_as = "device_s" if device.type == "cuda" else "idle_link_s"
+        self._on_device = {
+            name: torch.empty_like(getattr(slot, name), device=device) for name in SLOT_PARTS
+        }
+
+    @property
+    def n_bytes(self) -> int:
+        """Device memory that it takes."""
+        return sum(part.nbytes for part in self._on_device.values())
+
+    def inputs(self, n_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+        parts = self._on_device
+        return parts["q"][:n_tokens], parts["k"][:n_tokens], parts["v"][:n_tokens]
+
+    def send(self, n_tokens: int) -> None:
+        for name in ("q", "k", "v"):
+            target = getattr(self._slot, name)[:n_tokens]
+            self._link.download(target, self._on_device[name][:n_tokens])
+
+    def receive(self, n_tokens: int) -> tuple[Tensor, Tensor]:
+        for name in ("out", "lse"):
+            self._link.upload(
+                self._on_device[name][:n_tokens], getattr(self._slot, name)[:n_tokens]
+            )
+        return self._on_device["out"][:n_tokens], self._on_device["lse"][:n_tokens]

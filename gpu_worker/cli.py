@@ -1,118 +1,82 @@
-"""`moe-lens gpu-worker`."""
+"""`moe-lens gpu-worker`: serve the GPU worker."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from planner.errors import InvalidInputError
-from planner.units import parse_bytes
+from gpu_worker.options import ComputeOptions
+from protos.options import PeerSecurity, ServingSecurity, with_options
 
 app = typer.Typer(add_completion=False)
 
 
-def variable(name: str) -> str:
-    """The environment variable of an option."""
-    return f"MOE_LENS_{name}"
-
-
-def size(text: str) -> int:
-    """Bytes from text such as "64 GiB"; a usage error where it is none."""
-    try:
-        return parse_bytes(text)
-    except InvalidInputError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
 @app.command("gpu-worker")
+@with_options(ServingSecurity, PeerSecurity, ComputeOptions)
 def gpu_worker(
+    security: ServingSecurity,
+    peers: PeerSecurity,
+    compute: ComputeOptions,
     listen: Annotated[
-        str, typer.Option(help="unix:/path or host:port", envvar=variable("GPU_WORKER_LISTEN"))
+        str, typer.Option(help="unix:/path or host:port", envvar="MOE_LENS_GPU_WORKER_LISTEN")
     ],
     cpu_worker: Annotated[
-        str, typer.Option(help="Address of the CPU worker.", envvar=variable("CPU_WORKER"))
+        str, typer.Option(help="Address of the CPU worker.", envvar="MOE_LENS_CPU_WORKER")
     ],
     model: Annotated[
-        Path, typer.Option(help="Hugging Face checkpoint directory.", envvar=variable("MODEL"))
+        Path, typer.Option(help="Hugging Face checkpoint directory.", envvar="MOE_LENS_MODEL")
     ],
-    kv: Annotated[
-        int | None,
-        typer.Option(
-            parser=size,
-            help="Size of the KV cache, e.g. 64GiB; by default 40 % of what is free.",
-            envvar=variable("KV"),
-            metavar="SIZE",
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="bf16 or fp32; by default the checkpoint's.", envvar=variable("DTYPE")),
-    ] = None,
-    device: Annotated[
-        str, typer.Option(help="auto, cpu or cuda.", envvar=variable("DEVICE"))
-    ] = "auto",
-    max_step_tokens: Annotated[
-        int, typer.Option(help="Tokens of one step.", envvar=variable("MAX_STEP_TOKENS"))
-    ] = 2048,
-    max_sequences: Annotated[
-        int, typer.Option(help="Sequences that run at once.", envvar=variable("MAX_SEQUENCES"))
-    ] = 1024,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            help="Threads of device cpu; by default all cores.", envvar=variable("THREADS")
-        ),
-    ] = None,
     hardware: Annotated[
         Path | None,
-        typer.Option(
-            help="This machine's profile (moe-lens profile).", envvar=variable("HARDWARE")
-        ),
+        typer.Option(help="This machine's profile (moe-lens profile).", envvar="MOE_LENS_HARDWARE"),
     ] = None,
-    shm_dir: Annotated[
-        Path,
-        typer.Option(help="Where the CPU worker keeps the KV cache.", envvar=variable("SHM_DIR")),
-    ] = Path("/dev/shm"),
-    peer_timeout_s: Annotated[
-        float,
-        typer.Option(
-            help="Silence after which the CPU worker counts as hung.",
-            envvar=variable("PEER_TIMEOUT_S"),
-        ),
-    ] = 5.0,
+    grace_s: Annotated[
+        float, typer.Option(help="For the running step after the first signal.")
+    ] = 10.0,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write a Chrome trace of all steps here at the end.")
+    ] = None,
 ) -> None:
     """Execute the steps of one model; the gateway is its only client."""
-    from gpu_worker.config import WorkerConfig
-    from gpu_worker.errors import CheckpointError, ConfigurationError, MemoryShortage
-    from gpu_worker.worker import CpuWorkerRefused, main
-    from protos.serving import ServingConfig, run
+
+    def serve() -> int:
+        from gpu_worker.config import WorkerConfig
+        from gpu_worker.worker import main
+        from protos.serving import run
+
+        config = WorkerConfig(
+            serving=security.config("gpu-worker", listen, grace_s),
+            cpu_worker=cpu_worker,
+            peer_tls=peers.tls(),
+            model=model,
+            hardware=hardware,
+            timeline=timeline,
+            **compute.settings(),
+        )
+        return run(main(config))
+
+    raise typer.Exit(say_what_is_wrong("moe-lens gpu-worker", serve))
+
+
+def say_what_is_wrong(program: str, work: Callable[[], int]) -> int:
+    """The exit status of `work`; what a user can put right is one message, and 2."""
+    from gpu_worker.errors import (
+        CheckpointError,
+        CpuWorkerRefused,
+        LoadingStopped,
+        MemoryShortage,
+    )
 
     try:
-        config = WorkerConfig(
-            serving=ServingConfig("gpu-worker", listen),
-            cpu_worker=cpu_worker,
-            model=model,
-            kv_bytes=kv,
-            dtype=dtype,
-            device=device,
-            max_step_tokens=max_step_tokens,
-            max_sequences=max_sequences,
-            threads=threads,
-            hardware=hardware,
-            shm_dir=shm_dir,
-            peer_timeout_s=peer_timeout_s,
-        )
-        status = run(main(config))
-    except (
-        CheckpointError,
-        ConfigurationError,
-        CpuWorkerRefused,
-        InvalidInputError,
-        MemoryShortage,
-        OSError,
-        ValueError,
-    ) as error:
-        print(f"moe-lens gpu-worker: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
-    raise typer.Exit(status)
+        return work()
+    except LoadingStopped:
+        return 0
+    except (CheckpointError, CpuWorkerRefused, MemoryShortage, OSError, ValueError) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    app()

@@ -8,12 +8,14 @@ import torch
 from gpu_worker import memory
 from gpu_worker.errors import ConfigurationError, MemoryShortage
 from gpu_worker.families import DecoderConfig
+from gpu_worker.options import DEFAULT_PACKET_BYTES
 from native.segment import BLOCK_TOKENS, ChannelGeometry
-from protos.serving import ServingConfig
+from protos.serving import ClientTls, ServingConfig
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 DEVICES = ("auto", "cpu", "cuda")
+SCHEDULES = ("auto", "sequential", "pipelined")
 # Without --kv: this share of what is free, and no more than the sequences can fill.
 DEFAULT_KV_SHARE = 0.4
 
@@ -25,6 +27,7 @@ class WorkerConfig:
     serving: ServingConfig
     cpu_worker: str  # address
     model: Path
+    peer_tls: ClientTls | None = None  # towards a CPU worker on TCP
     kv_bytes: int | None = None  # None: chosen from what is free
     dtype: str | None = None  # None: the checkpoint's
     device: str = "auto"
@@ -34,23 +37,56 @@ class WorkerConfig:
     hardware: Path | None = None
     shm_dir: Path = Path("/dev/shm")  # where the CPU worker keeps the KV cache
     peer_timeout_s: float = 5.0
+    schedule: str = "auto"
+    # Device memory that may hold stages for good; None: what is free on it.
+    resident_bytes: int | None = None
+    packet_bytes: int = DEFAULT_PACKET_BYTES
+    # Device cpu plays a device with memory of its own behind a link of this rate.
+    emulate_link_bytes_per_s: float | None = None
+    emulate_device_memory_bytes: int | None = None
+    timeline: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype is not None and self.dtype not in DTYPES:
-            raise ConfigurationError("dtype", f"must be bf16 or fp32, is {self.dtype!r}")
-        if self.device not in DEVICES:
-            raise ConfigurationError(
-                "device", f"must be one of {', '.join(DEVICES)}, is {self.device!r}"
-            )
+        self._check_choices()
+        for name in ("max_step_tokens", "max_sequences", "threads", "packet_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(name, f"must be at least 1, is {value}")
+        for name in ("peer_timeout_s", "emulate_link_bytes_per_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigurationError(name, f"must be above 0, is {value}")
+        self._check_link()
+
+    def _check_choices(self) -> None:
+        choices = {"dtype": (None, *DTYPES), "device": DEVICES, "schedule": SCHEDULES}
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                known = ", ".join(choice for choice in allowed if choice)
+                raise ConfigurationError(name, f"must be one of {known}, is {value!r}")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigurationError("device", "cuda is not available here; use cpu")
-        for name in ("max_step_tokens", "max_sequences"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(name, f"must be at least 1, is {getattr(self, name)}")
-        if self.threads is not None and self.threads < 1:
-            raise ConfigurationError("threads", f"must be at least 1, is {self.threads}")
-        if not self.peer_timeout_s > 0:
-            raise ConfigurationError("peer_timeout_s", f"must be > 0, is {self.peer_timeout_s}")
+
+    def _check_link(self) -> None:
+        """Settings of a link or of device memory make sense where there is one."""
+        emulated = self.emulate_link_bytes_per_s is not None
+        if emulated and self.resolved_device != "cpu":
+            raise ConfigurationError("emulate_link_gb_per_s", "works on device cpu only")
+        if not emulated and self.emulate_device_memory_bytes is not None:
+            raise ConfigurationError("emulate_device_memory", "needs emulate_link_gb_per_s")
+        if not self.has_link and self.resident_bytes is not None:
+            raise ConfigurationError("resident", "the CPU computes in host memory: nothing moves")
+
+    @property
+    def has_link(self) -> bool:
+        """Whether the device has memory of its own."""
+        return self.resolved_device == "cuda" or self.emulate_link_bytes_per_s is not None
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether two groups overlap: worth it unless both sides share the cores."""
+        return self.has_link if self.schedule == "auto" else self.schedule == "pipelined"
 
     @property
     def resolved_device(self) -> str:

@@ -46,3 +46,7 @@ class PlanError(ValueError):
 
 class LoadingStopped(Exception):
     """The worker was told to stop while it loaded."""
+
+
+class CpuWorkerRefused(Exception):
+    """The CPU worker cannot hold the KV cache that was asked for; its own words."""

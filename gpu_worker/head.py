@@ -37,23 +37,23 @@ class Head:
         self._base = base
 
     def sample(
-        self, chunks: list[Chunk], x: torch.Tensor, output: StepOutput, clock: StepClock
+        self, chunks: list[tuple[Chunk, torch.Tensor]], output: StepOutput, clock: StepClock
     ) -> None:
         """Sample for the chunks that end at their sequence's last known token.
 
-        x (tokens, hidden) holds the chunks' rows one after the other. Tokens are appended to their
-        sequences and to `output`; a sequence whose logits are not finite becomes an error there.
+        Each chunk comes with its rows of hidden states (tokens, hidden). Tokens are appended to
+        their sequences and to `output`, in this order; a sequence whose logits are not finite
+        becomes an error there.
         """
-        ends = np.cumsum([chunk.count for chunk in chunks])
-        for chunk, end in zip(chunks, ends.tolist(), strict=True):
+        for chunk, x in chunks:
             if chunk.sequence.sampling.prompt_logprobs is not None:
-                self._describe_prompt(chunk, x[end - chunk.count : end], output, clock)
-        sampling = [(c, end - 1) for c, end in zip(chunks, ends.tolist(), strict=True) if c.samples]
+                self._describe_prompt(chunk, x, output, clock)
+        sampling = [(chunk.sequence, x[-1:]) for chunk, x in chunks if chunk.samples]
         for first in range(0, len(sampling), LOGIT_ROWS):
             part = sampling[first : first + LOGIT_ROWS]
-            logits = self._logits(x[[row for _, row in part]], clock)
+            logits = self._logits(torch.cat([row for _, row in part]), clock)
             with clock.measure("sampling_s", "sampling"):
-                self._choose([chunk.sequence for chunk, _ in part], logits, output)
+                self._choose([sequence for sequence, _ in part], logits, output)
 
     def _logits(self, rows: torch.Tensor, clock: StepClock) -> torch.Tensor:
         with clock.measure("device_s", "head"):

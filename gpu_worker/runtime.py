@@ -9,19 +9,30 @@ from types import ModuleType
 import torch
 
 from gpu_worker import config as configuration
-from gpu_worker import weights
-from gpu_worker.activations import SharedActivations, SlotTensors
+from gpu_worker import residency, weights
+from gpu_worker.activations import (
+    Activations,
+    CopiedActivations,
+    SharedActivations,
+    SlotTensors,
+)
 from gpu_worker.checkpoint import Checkpoint
 from gpu_worker.config import WorkerConfig
 from gpu_worker.cpu_ops import CpuOps
-from gpu_worker.engine import Engine
+from gpu_worker.device import CpuDevice, CudaDevice, Device
+from gpu_worker.engine import Engine, Schedule
 from gpu_worker.errors import CheckpointError, ConfigurationError
 from gpu_worker.families import DecoderConfig, family_of
+from gpu_worker.groups import ChunkCosts
+from gpu_worker.head import LOGIT_ROWS
+from gpu_worker.link import EmulatedLink
 from gpu_worker.model import Decoder
-from gpu_worker.ops import Ops, TorchOps
+from gpu_worker.mover import Mover
+from gpu_worker.ops import TorchOps
 from gpu_worker.session import BLOCK_TOKENS, SessionLimits
 from gpu_worker.streaming import StageWeights, WeightsInPlace
-from gpu_worker.weights import LoadProgress
+from gpu_worker.timing import Timeline
+from gpu_worker.weights import HostStore, LoadProgress
 from native.channel import DevicePort
 from native.segment import SLOTS, ChannelGeometry
 from native.threads import ThreadPool
@@ -36,10 +47,12 @@ class LoadedModel:
     checkpoint: Checkpoint
     config: DecoderConfig
     decoder: Decoder
-    ops: Ops
+    device: Device
     weights: StageWeights
+    resident_share: float
     kv_blocks: int
     hardware: HardwareSpec
+    timeline: Timeline | None
 
     @property
     def limits(self) -> SessionLimits:
@@ -55,7 +68,7 @@ class LoadedModel:
     @property
     def geometry(self) -> ChannelGeometry:
         """What the CPU worker is asked for."""
-        return configuration.geometry(self.worker, self.config, self.ops.dtype, self.kv_blocks)
+        return configuration.geometry(self.worker, self.config, self.dtype, self.kv_blocks)
 
     @property
     def preferred_step_tokens(self) -> int:
@@ -65,19 +78,56 @@ class LoadedModel:
         return limit if n_real is None else max(BLOCK_TOKENS, min(limit, round(n_real)))
 
     @property
-    def schedule(self) -> str:
-        """ "sequential" or "pipelined"."""
-        return "sequential"
+    def dtype(self) -> torch.dtype:
+        """What is computed in."""
+        return self.device.ops.dtype
 
     @property
-    def resident_share(self) -> float:
-        """Share of the weights that never moves."""
-        return 1.0
+    def schedule(self) -> Schedule:
+        """How batches go through the layers."""
+        return Schedule(
+            pipelined=self.worker.pipelined,
+            chunks_on_device=self.device.name == "cuda",
+            costs=chunk_costs(self.hardware, self.config, self.dtype),
+        )
 
     def engine(self, port: DevicePort) -> Engine:
         """A new engine over a segment."""
-        activations = [SharedActivations(SlotTensors(port, slot)) for slot in range(SLOTS)]
-        return Engine(self.decoder, self.weights, port, activations, self.ops.device)
+        self.device.register(*port.activations)
+        slots = [SlotTensors(port, slot) for slot in range(SLOTS)]
+        return Engine(
+            self.decoder,
+            self.weights,
+            port,
+            [activations_of(slot, self.device) for slot in slots],
+            self.device.ops.device,
+            self.schedule,
+            self.timeline,
+        )
+
+    def close(self) -> None:
+        """Stop the data mover and write the timeline, where there is one."""
+        self.weights.close()
+        if self.timeline is not None and self.worker.timeline is not None:
+            self.timeline.save(self.worker.timeline)
+
+
+def activations_of(slot: SlotTensors, device: Device) -> Activations:
+    """A slot as the device sees it."""
+    if device.link is None:
+        return SharedActivations(slot)
+    return CopiedActivations(slot, device.link, device.ops.device)
+
+
+def chunk_costs(hardware: HardwareSpec, config: DecoderConfig, dtype: torch.dtype) -> ChunkCosts:
+    """Costs of a layer from the profile; what it does not know keeps its default."""
+    costs = ChunkCosts()
+    per_token_s = hardware.value("device_time_per_token_s")
+    rate = hardware.value("attention_bytes_per_s")
+    if per_token_s is None or not rate:
+        return costs
+    kv_bytes = 2 * config.kv_size * dtype.itemsize
+    return ChunkCosts(per_token_s, kv_bytes / rate)
 
 
 def load(worker: WorkerConfig, progress: LoadProgress) -> LoadedModel:
@@ -89,21 +139,73 @@ def load(worker: WorkerConfig, progress: LoadProgress) -> LoadedModel:
     family, config = _decoder_config(checkpoint)
     dtype = configuration.choose_dtype(worker.dtype, checkpoint.dtype())
     hardware = load_hardware(worker.hardware)
-    ops = make_ops(worker, dtype)
+    device = make_device(worker, dtype)
     kv_blocks = configuration.choose_kv_blocks(worker, config, dtype)
-    store = weights.load(checkpoint, family, config, ops, progress)
-    decoder = Decoder(config, ops)
-    in_place = WeightsInPlace(store, ops)
-    return LoadedModel(worker, checkpoint, config, decoder, ops, in_place, kv_blocks, hardware)
+    store = weights.load(checkpoint, family, config, device.ops, progress)
+    timeline = Timeline() if worker.timeline is not None else None
+    stages, resident_share = stage_weights(worker, config, store, device, timeline)
+    return LoadedModel(
+        worker=worker,
+        checkpoint=checkpoint,
+        config=config,
+        decoder=Decoder(config, device.ops),
+        device=device,
+        weights=stages,
+        resident_share=resident_share,
+        kv_blocks=kv_blocks,
+        hardware=hardware,
+        timeline=timeline,
+    )
 
 
-def make_ops(worker: WorkerConfig, dtype: torch.dtype) -> Ops:
-    """The operations of the device that the configuration asks for."""
+def make_device(worker: WorkerConfig, dtype: torch.dtype) -> Device:
+    """The device that the configuration asks for."""
     if worker.resolved_device == "cuda":
-        return TorchOps(dtype, torch.device("cuda"))
+        return CudaDevice(TorchOps(dtype, torch.device("cuda")))
     # Our kernels have threads of their own; torch's would spin beside them.
     torch.set_num_threads(1)
-    return CpuOps(dtype, ThreadPool(worker.threads))
+    ops = CpuOps(dtype, ThreadPool(worker.threads))
+    if worker.emulate_link_bytes_per_s is None:
+        return CpuDevice(ops)
+    link = EmulatedLink(worker.emulate_link_bytes_per_s)
+    return CpuDevice(ops, link, worker.emulate_device_memory_bytes)
+
+
+def stage_weights(
+    worker: WorkerConfig,
+    config: DecoderConfig,
+    store: HostStore,
+    device: Device,
+    timeline: Timeline | None,
+) -> tuple[StageWeights, float]:
+    """Where the stages' weights are used from, and the share that stays on the device.
+
+    MemoryShortage where the device cannot hold what it has to.
+    """
+    if device.link is None:
+        return WeightsInPlace(store, device.ops), 1.0
+    device.register(store.memory.data_ptr(), store.n_bytes)
+    sizes = [block.n_bytes for block in store.stages]
+    if worker.resident_bytes is not None:
+        chosen = residency.choose(sizes, worker.resident_bytes)
+    else:
+        fixed = [
+            ("embedding, head and the first layer's input", store.base.n_bytes),
+            ("activations", device_activation_bytes(worker, config, device.ops.dtype)),
+        ]
+        chosen = residency.choose_for_memory(sizes, fixed, device.free_bytes())
+    mover = Mover(store, device, chosen, worker.packet_bytes, timeline)
+    return mover, chosen.resident_share
+
+
+def device_activation_bytes(worker: WorkerConfig, config: DecoderConfig, dtype: torch.dtype) -> int:
+    """Device memory of a step: both slots, hidden states, and what the experts need in between."""
+    slot = (2 * config.q_size + 2 * config.kv_size) * dtype.itemsize + 4 * config.n_q_heads
+    states = 4 * config.hidden_size + config.q_size + 2 * config.kv_size
+    experts = config.experts_per_token * (3 * config.expert_hidden_size + 2 * config.hidden_size)
+    per_token = SLOTS * slot + (states + experts) * dtype.itemsize
+    logits = min(worker.max_step_tokens, LOGIT_ROWS) * config.vocab_size * 4
+    return worker.max_step_tokens * per_token + logits
 
 
 def load_hardware(file: Path | None) -> HardwareSpec:

@@ -93,6 +93,12 @@ class GpuWorkerService(GpuWorkerServicer):
             epoch.port.cancel()
             await self._on_engine_thread(epoch.port.close)
 
+    async def close_model(self) -> None:
+        """Stop what runs beside the engine."""
+        model, self._model = self._model, None
+        if model is not None:
+            await self._on_engine_thread(model.close)
+
     async def check_peers(self) -> None:
         """Notice a death while no step runs. Raises ChannelError."""
         epoch = self._epoch

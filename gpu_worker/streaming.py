@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from gpu_worker.mover import MoverStats
 from gpu_worker.ops import Ops
 from gpu_worker.weights import BlockWeights, HostStore
 
@@ -11,13 +12,23 @@ class StageWeights(Protocol):
 
     base: BlockWeights
 
+    def begin_pass(self) -> None:
+        """The first stage comes next, whatever became of the pass before."""
+        ...
+
     def acquire(self, stage: int) -> BlockWeights:
         """The stage's weights on the device; blocks until they have arrived."""
         ...
 
     def release(self, stage: int) -> None:
-        """The device is done with them; their place may be filled with others."""
+        """The work that was given to the device is the last that uses them."""
         ...
+
+    def stats(self) -> MoverStats:
+        """What was moved so far."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class WeightsInPlace:
@@ -32,5 +43,14 @@ class WeightsInPlace:
     def acquire(self, stage: int) -> BlockWeights:
         return self._stages[stage]
 
+    def begin_pass(self) -> None:
+        """Every stage is there."""
+
     def release(self, stage: int) -> None:
         """They stay."""
+
+    def stats(self) -> MoverStats:
+        return MoverStats()
+
+    def close(self) -> None:
+        """Nothing runs."""

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpu_worker.port import JobTimes
+
 
 @dataclass
 class StepTimes:
@@ -91,6 +93,13 @@ class StepClock:
             setattr(self.times, part, getattr(self.times, part) + end_s - begin_s)
             if self._timeline is not None:
                 self._timeline.add(row, name, begin_s, end_s)
+
+    def count_attention(self, name: str, posted_s: float, job: JobTimes) -> None:
+        """Add a job of the attention processes, posted at `posted_s`."""
+        self.times.attention_s += job.elapsed_s
+        self.times.kv_read_bytes += job.kv_read_bytes
+        if self._timeline is not None:
+            self._timeline.add("CPU attention", name, posted_s, posted_s + job.elapsed_s)
 
     def stop(self) -> StepTimes:
         """The step is over."""

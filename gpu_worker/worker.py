@@ -10,12 +10,14 @@ from moelens.v1.cpu_worker_pb2_grpc import CpuWorkerStub
 
 from gpu_worker import runtime
 from gpu_worker.config import WorkerConfig
+from gpu_worker.errors import CpuWorkerRefused
 from gpu_worker.runtime import LoadedModel
 from gpu_worker.service import GpuWorkerService
 from gpu_worker.weights import LoadProgress
 from native.channel import ChannelError
 from protos.errors import Unavailable, decode_failure
-from protos.serving import Serving, channel, serve
+from protos.serving import Serving, serve
+from protos.transport import peer as connect
 
 log = structlog.get_logger("gpu_worker")
 
@@ -25,10 +27,6 @@ PEER_CHECK_PERIOD_S = 0.5
 CONFIGURE_TIMEOUT_S = 120.0
 # Answers of the CPU worker that pass.
 NOT_YET = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-
-
-class CpuWorkerRefused(Exception):
-    """The CPU worker cannot hold the KV cache that was asked for; its own words."""
 
 
 async def main(config: WorkerConfig) -> int:
@@ -43,6 +41,7 @@ async def main(config: WorkerConfig) -> int:
         finally:
             progress.stop = True
             await service.close_epoch(stopping)
+            await service.close_model()
 
     async def drain(grace_s: float) -> None:
         service.end_session(stopping)
@@ -67,7 +66,7 @@ async def _run(
         kv_blocks=model.kv_blocks,
     )
     service.set_model(model)
-    async with channel(config.cpu_worker) as peer:
+    async with connect(config.cpu_worker, config.peer_tls) as peer:
         while True:
             await _serve_one_epoch(model, service, CpuWorkerStub(peer), serving)
 

@@ -1,6 +1,6 @@
 """Random tiny checkpoints of transformers, and an engine whose attention runs in this process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,19 +10,25 @@ import pytest
 import torch
 from moelens.v1 import common_pb2, gpu_worker_pb2
 
-from gpu_worker import weights
-from gpu_worker.activations import SharedActivations, SlotTensors
+from gpu_worker import residency, weights
+from gpu_worker.activations import SlotTensors
 from gpu_worker.checkpoint import Checkpoint
 from gpu_worker.cpu_ops import CpuOps
-from gpu_worker.engine import Engine
+from gpu_worker.device import CpuDevice
+from gpu_worker.engine import Engine, Schedule
 from gpu_worker.families import DecoderConfig, family_of
+from gpu_worker.link import EmulatedLink
 from gpu_worker.model import Decoder
+from gpu_worker.mover import Mover
 from gpu_worker.ops import Ops
 from gpu_worker.port import ATTEND_EARLIER_ONLY
+from gpu_worker.runtime import activations_of
 from gpu_worker.session import Session, SessionLimits
-from gpu_worker.streaming import WeightsInPlace
+from gpu_worker.streaming import StageWeights, WeightsInPlace
+from gpu_worker.timing import Timeline
 from native import attention
 
+BLOCK_TOKENS = 16
 SPLIT_TOKENS = 512
 
 # Tiny models gain nothing from torch's threads, and those spin.
@@ -94,7 +100,8 @@ class LocalPort:
         dtype = self.shape.activation_dtype
         self._q, self._out = array(config.n_q_heads, dtype), array(config.n_q_heads, dtype)
         self._k, self._v = array(config.n_kv_heads, dtype), array(config.n_kv_heads, dtype)
-        self._lse = [np.zeros((limits.max_step_tokens, config.n_q_heads), np.float32)] * 2
+        lse_shape = (limits.max_step_tokens, config.n_q_heads)
+        self._lse = [np.zeros(lse_shape, np.float32) for _ in range(2)]
 
     def q(self, slot: int) -> Any:
         return self._q[slot]
@@ -160,47 +167,58 @@ class Rig:
     session: Session
     config: DecoderConfig
     port: LocalPort
+    store: weights.HostStore
+    timeline: Timeline | None
 
 
 MakeRig = Callable[..., Rig]
 
 
 @pytest.fixture
-def make_rig() -> MakeRig:
-    """Build an engine over a checkpoint: `make_rig(directory, dtype=…, ops=…, limits…)`."""
+def make_rig() -> Iterator[MakeRig]:
+    """Build an engine over a checkpoint: `make_rig(directory, dtype=…, link_bytes_per_s=…, …)`."""
+    to_close: list[StageWeights] = []
 
     def make(
         directory: Path,
         dtype: torch.dtype | None = None,
-        make_ops: Callable[[torch.dtype], Ops] | None = None,
-        kv_blocks: int = 128,
-        max_step_tokens: int = 1024,
-        max_sequences: int = 32,
+        make_ops: Callable[[torch.dtype], Ops] = CpuOps,
+        link_bytes_per_s: float | None = None,
+        resident_bytes: int = 0,
+        packet_bytes: int = 10**8,
+        timeline: bool = False,
+        **schedule: bool,
     ) -> Rig:
         checkpoint = Checkpoint(directory)
         family = family_of(checkpoint.config)
         config = family.decoder_config(checkpoint.config)
         dtype = dtype or checkpoint.dtype()
-        ops = (make_ops or CpuOps)(dtype)
-        store = weights.load(checkpoint, family, config, ops, weights.LoadProgress())
-        limits = SessionLimits(
-            config.vocab_size, config.max_context_tokens, max_step_tokens, max_sequences, kv_blocks
-        )
+        link = None if link_bytes_per_s is None else EmulatedLink(link_bytes_per_s)
+        device = CpuDevice(make_ops(dtype), link)
+        store = weights.load(checkpoint, family, config, device.ops, weights.LoadProgress())
+        spans = Timeline() if timeline else None
+        stages: StageWeights = WeightsInPlace(store, device.ops)
+        if link is not None:
+            sizes = [block.n_bytes for block in store.stages]
+            chosen = residency.choose(sizes, resident_bytes)
+            stages = Mover(store, device, chosen, packet_bytes, spans)
+        to_close.append(stages)
+        limits = SessionLimits(config.vocab_size, config.max_context_tokens, 1024, 32, 128)
         port = LocalPort(limits, config, "bf16" if dtype == torch.bfloat16 else "fp32")
-        activations = [SharedActivations(SlotTensors(port, slot)) for slot in range(2)]
         engine = Engine(
-            Decoder(config, ops),
-            WeightsInPlace(store, ops),
+            Decoder(config, device.ops),
+            stages,
             port,
-            activations,
+            [activations_of(SlotTensors(port, slot), device) for slot in range(2)],
             torch.device("cpu"),
+            Schedule(**schedule),
+            spans,
         )
-        return Rig(engine, Session(limits, port.set_blocks), config, port)
+        return Rig(engine, Session(limits, port.set_blocks), config, port, store, spans)
 
-    return make
-
-
-BLOCK_TOKENS = 16
+    yield make
+    for stages in to_close:
+        stages.close()
 
 
 class Driver:
