@@ -185,8 +185,9 @@ int ml_port_check_peers(ml_port *port, uint32_t *peer) {
     for (uint32_t i = 0; i < ml_participants(port->segment); i++) {
         int status = check_peer(port, i);
         if (status == ML_OK) continue;
-        *peer = i;
-        return status;
+        /* Attention processes die with control; its lock goes before they do. */
+        *peer = ml_participant_alive(port->segment, ML_CONTROL) == 0 ? ML_CONTROL : i;
+        return *peer == i ? status : ML_PEER_DIED;
     }
     return ML_OK;
 }

@@ -18,14 +18,33 @@ RACE_JOBS = int(os.environ.get("MOE_LENS_RACE_JOBS", "150"))
 SOAK_S = float(os.environ.get("MOE_LENS_SOAK_S", "5"))
 
 
-def compiled(program: str, directory: Path, *flags: str) -> Path:
-    """The program with the channel's and the kernels' own sources, built with these flags."""
+def objects(directory: Path, *flags: str) -> list[Path]:
+    """The channel and the kernels, compiled with these flags."""
+    directory.mkdir()
     kept = [flag for flag in build.FLAGS if flag not in ("-O3", "-Werror")]
-    command = ["gcc", *kept, "-g", *flags, f"-I{build.ROOT / 'native'}", PROGRAMS / f"{program}.c"]
-    sources = [build.ROOT / "native" / name for name in SOURCES]
-    binary = directory / program
-    subprocess.run([*command, *sources, "-o", binary, "-lm", "-pthread"], check=True)
+    compile_one = ["gcc", *kept, "-g", *flags, "-c", f"-I{build.ROOT / 'native'}"]
+    found = [directory / f"{Path(name).stem}.o" for name in SOURCES]
+    compilers = [
+        subprocess.Popen([*compile_one, build.ROOT / "native" / name, "-o", path])
+        for name, path in zip(SOURCES, found, strict=True)
+    ]
+    assert [compiler.wait() for compiler in compilers] == [0] * len(compilers)
+    return found
+
+
+def linked(program: str, parts: list[Path], *flags: str) -> Path:
+    """The program with those objects."""
+    binary = parts[0].parent / program
+    command = ["gcc", *build.FLAGS, "-g", *flags, f"-I{build.ROOT / 'native'}"]
+    source = PROGRAMS / f"{program}.c"
+    subprocess.run([*command, source, *parts, "-o", binary, "-lm", "-pthread"], check=True)
     return binary
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Objects without sanitizers."""
+    return objects(tmp_path_factory.mktemp("plain") / "o", "-O2")
 
 
 def run(binary: Path, *arguments: object) -> str:
@@ -39,7 +58,7 @@ def run(binary: Path, *arguments: object) -> str:
 @pytest.mark.timeout(1200)
 def test_mutated_words_neither_crash_nor_hang_nor_reach_inputs(tmp_path: Path) -> None:
     sanitizers = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-    binary = compiled("channel_fuzz", tmp_path, *sanitizers)
+    binary = linked("channel_fuzz", objects(tmp_path / "o", *sanitizers), *sanitizers)
     output = run(binary, FUZZ_MUTATIONS, 1, tmp_path)
     reported = dict(line.rsplit(": ", 1) for line in output.splitlines())
     assert int(reported["mutations"]) >= FUZZ_MUTATIONS
@@ -49,20 +68,21 @@ def test_mutated_words_neither_crash_nor_hang_nor_reach_inputs(tmp_path: Path) -
 
 
 def test_loops_and_device_have_no_data_race(tmp_path: Path) -> None:
-    binary = compiled("channel_race", tmp_path, "-O1", "-fsanitize=thread")
+    flags = ("-O1", "-fsanitize=thread")
+    binary = linked("channel_race", objects(tmp_path / "o", *flags), *flags)
     assert f"jobs: {2 * RACE_JOBS}" in run(binary, RACE_JOBS, tmp_path)
 
 
-def test_parallel_jobs_give_what_lone_jobs_give(tmp_path: Path) -> None:
-    binary = compiled("channel_race", tmp_path, "-O2")
+def test_parallel_jobs_give_what_lone_jobs_give(plain: list[Path], tmp_path: Path) -> None:
+    binary = linked("channel_race", plain)
     assert "jobs: 10000" in run(binary, 5000, tmp_path)
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("n_processes", "spin_ns"), [(1, 0), (2, 20000)])
 def test_no_job_is_lost_doubled_or_out_of_order(
-    tmp_path: Path, n_processes: int, spin_ns: int
+    plain: list[Path], tmp_path: Path, n_processes: int, spin_ns: int
 ) -> None:
-    binary = compiled("channel_soak", tmp_path, "-O3")
+    binary = linked("channel_soak", plain)
     output = run(binary, SOAK_S / 2, n_processes, spin_ns, tmp_path)
     assert int(output.split()[1].rstrip(",")) > 100 * SOAK_S
