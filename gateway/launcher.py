@@ -16,18 +16,16 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-import grpc
 import structlog
-from moelens.v1 import gateway_pb2 as messages
-from moelens.v1.gateway_pb2_grpc import GatewayStub
 
 from gateway.tokenizer import Tokenizer
 from planner.spec import ModelSpec
+from protos.options import ServingSecurity
 from protos.serving import LIFELINE_VARIABLE
 from protos.transport import channel, is_serving
 
@@ -55,6 +53,11 @@ class StackConfig:
     environment: dict[str, str] = field(default_factory=dict)
     show_logs: bool = True  # on standard error; otherwise in files that are removed at the end
 
+    def with_flags(self, service: str, flags: Sequence[str]) -> "StackConfig":
+        """With further flags for one service."""
+        options = {**self.options, service: (*self.options.get(service, ()), *flags)}
+        return replace(self, options=options)
+
 
 class Child:
     """One service's process, in a group of its own so that a terminal's ^C reaches only us."""
@@ -76,7 +79,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=output or sys.stderr,
                 stderr=output or sys.stderr,
-                env={**os.environ, **environment, LIFELINE_VARIABLE: str(lifeline)},
+                env={**_inherited(), **environment, LIFELINE_VARIABLE: str(lifeline)},
                 pass_fds=[lifeline],
                 start_new_session=True,
             )
@@ -147,7 +150,7 @@ class Stack:
     @property
     def address(self) -> str:
         """Where the gateway listens."""
-        return self.config.listen or f"unix:{self._directory}/gateway.sock"
+        return self.config.listen or self._socket("gateway")
 
     @property
     def pids(self) -> dict[str, int]:
@@ -188,14 +191,15 @@ class Stack:
 
     def _make_children(self) -> list[Child]:
         """In the order in which they are stopped: who uses another before it."""
-        planner = f"unix:{self._directory}/planner.sock"
-        gpu_worker = f"unix:{self._directory}/gpu_worker.sock"
-        cpu_worker = f"unix:{self._directory}/cpu_worker.sock"
+        planner, gpu_worker, cpu_worker = map(self._socket, ("planner", "gpu_worker", "cpu_worker"))
         model = str(self.config.model)
         worker = ["--cpu-worker", cpu_worker, "--model", model]
         public = ["--planner", planner, "--gpu-worker", gpu_worker, "--model", model]
+        listen = ["--listen", self.address]
+        if self.config.listen is not None:
+            listen += ["--local-listen", self._socket("gateway")]
         commands = {
-            "gateway": ["gateway", "--listen", self.address, *public],
+            "gateway": ["gateway", *listen, *public],
             "gpu-worker": ["gpu-worker", "--listen", gpu_worker, *worker],
             "cpu-worker": ["cpu-worker", "--listen", cpu_worker],
             "planner": ["planner", "serve", "--listen", planner],
@@ -211,25 +215,15 @@ class Stack:
         ]
 
     async def _until_ready(self) -> None:
-        """Until the gateway serves and a token came out of it."""
-        async with channel(self.address) as gateway, channel(self._planner_address()) as planner:
-            for peer in (planner, gateway):
+        """Until the planner and the gateway serve, which means that a token came out of it."""
+        for name in ("planner", "gateway"):
+            async with channel(self._socket(name)) as peer:
                 while not await is_serving(peer, timeout_s=1.0):
                     self._check_alive()
                     await asyncio.sleep(POLL_PERIOD_S)
-            await self._first_token(GatewayStub(gateway))
 
-    def _planner_address(self) -> str:
-        return f"unix:{self._directory}/planner.sock"
-
-    async def _first_token(self, stub: GatewayStub) -> None:
-        request = messages.GenerateRequest(token_ids=messages.TokenIds(ids=[0]), max_tokens=1)
-        try:
-            async for _ in stub.Generate(request, timeout=60):
-                pass
-        except grpc.aio.AioRpcError as error:
-            self._check_alive()
-            raise StackError(f"the first token did not come: {error.details()}") from error
+    def _socket(self, name: str) -> str:
+        return f"unix:{self._directory}/{name}.sock"
 
     def _check_alive(self) -> None:
         for child in self._children:
@@ -269,6 +263,13 @@ class Stack:
                 os.close(descriptor)
             self._lifeline = None
             shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _inherited() -> dict[str, str]:
+    """Our environment, less what concerns the public address alone (it travels as flags)."""
+    return {
+        name: value for name, value in os.environ.items() if name not in ServingSecurity.variables()
+    }
 
 
 def check_model(directory: Path) -> None:

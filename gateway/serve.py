@@ -76,6 +76,13 @@ def gateway(
             help="host:port for Prometheus; by default none.", envvar="MOE_LENS_METRICS_LISTEN"
         ),
     ] = None,
+    local_listen: Annotated[
+        str | None,
+        typer.Option(
+            help="unix:/path without TLS beside --listen, for health checks on this machine.",
+            envvar="MOE_LENS_LOCAL_LISTEN",
+        ),
+    ] = None,
     batch_dir: Annotated[
         Path | None,
         typer.Option(
@@ -99,7 +106,7 @@ def gateway(
 
     try:
         config = GatewayConfig(
-            serving=security.config("gateway", listen, grace_s),
+            serving=security.config("gateway", listen, grace_s, local_listen),
             peer_tls=peers.tls(),
             model=model,
             gpu_worker=gpu_worker,

@@ -14,6 +14,7 @@ from gateway.engine import Engine
 from gateway.forecast import Forecast
 from gateway.metrics import Metrics
 from gateway.model import ServedModel
+from gateway.readiness import Readiness
 from gateway.service import Gateway
 from gateway.worker import WorkerInfo
 from protos.errors import Unavailable
@@ -56,7 +57,7 @@ class GatewayServer:
         """Drive the engine; ready while it has a session with the worker."""
         self.service.jobs.resume()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.engine.run(serving.set_ready))
+            tasks.create_task(self.engine.run(Readiness(self.engine, serving.set_ready)))
             tasks.create_task(
                 self.forecast.run(
                     lambda: self.engine.info, self.engine.requests_on_hand, self._publish

@@ -23,6 +23,8 @@ RECEIVERS = {
     "attention_processes": ("cpu-worker",),
     "prefill_chunk_tokens": ("gateway",),
     "max_waiting_requests": ("gateway",),
+    "metrics_listen": ("gateway",),
+    "batch_dir": ("gateway",),
 }
 
 
@@ -47,6 +49,10 @@ class StackOptions:
         int | None, _option("Prompt tokens of one request in one step.")
     ] = None
     max_waiting_requests: Annotated[int | None, _option("Length of the queue.")] = None
+    metrics_listen: Annotated[str | None, _option("host:port for Prometheus; by default none.")] = (
+        None
+    )
+    batch_dir: Annotated[Path | None, _option("Where submitted batches are kept.")] = None
     isa: Annotated[str | None, _option("Instruction set of the CPU kernels.")] = None
 
     def stack(self, model: Path, listen: str | None, show_logs: bool) -> StackConfig:

@@ -51,7 +51,9 @@ class ServingSecurity:
         int, _serving("Largest message in either direction.", "MAX_MESSAGE_BYTES")
     ] = 16 * 2**20
 
-    def config(self, process: str, listen: str, grace_s: float) -> ServingConfig:
+    def config(
+        self, process: str, listen: str, grace_s: float, local_listen: str | None = None
+    ) -> ServingConfig:
         """Raises ValueError for settings that do not go together, OSError for unreadable files."""
         tls = None
         if self.tls_certificate is not None and self.tls_key is not None:
@@ -66,8 +68,22 @@ class ServingSecurity:
             listen,
             tls=tls,
             access=access,
+            local_listen=local_listen,
             grace_s=grace_s,
             max_message_bytes=self.max_message_bytes,
+        )
+
+    @classmethod
+    def variables(cls) -> frozenset[str]:
+        """The environment variables that these options read."""
+        hints = get_type_hints(cls, include_extras=True)
+        return frozenset(hint.__metadata__[0].envvar for hint in hints.values())
+
+    def flags(self) -> tuple[str, ...]:
+        """The same settings as command-line flags, for a process that this one starts."""
+        given = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return tuple(
+            f"--{name.replace('_', '-')}={value}" for name, value in given if value is not None
         )
 
 

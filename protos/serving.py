@@ -57,11 +57,15 @@ class ServingConfig:
     listen: str  # unix:/path or host:port (port 0: any free one)
     tls: ServerTls | None = None
     access: Access | None = None  # who may call; None: whoever reaches it
+    # A unix socket without TLS beside `listen`, for whoever supervises this process.
+    local_listen: str | None = None
     max_message_bytes: int = transport.DEFAULT_MAX_MESSAGE_BYTES
     grace_s: float = 10.0  # for running calls after the first signal
 
     def __post_init__(self) -> None:
         transport.check_address(self.listen)
+        if self.local_listen is not None and transport.unix_path(self.local_listen) is None:
+            raise ValueError(f"local_listen {self.local_listen!r} is no unix:/path")
         if not self.grace_s >= 0:
             raise ValueError(f"grace_s is {self.grace_s}: expected a number of seconds, 0 or more")
 
@@ -125,8 +129,6 @@ async def serve(
         if work is None:
             await serving.set_ready(True)
         log.info("listening", address=serving.address, pid=os.getpid())
-        if transport.leaves_host(config.listen) and config.tls is None:
-            log.warning("other hosts may reach this address, and it has no TLS")
         failure = await _until_draining(serving, work)
         await _drain(serving, drain)
         if failure is not None:
@@ -138,6 +140,8 @@ async def serve(
             await asyncio.wait([work])
         await server.stop(0.1)
         _remove_socket(config.listen)
+        if config.local_listen is not None:
+            _remove_socket(config.local_listen)
         log.info("stopped")
 
 
@@ -197,6 +201,8 @@ def _bind(server: grpc.aio.Server, config: ServingConfig) -> int:
     """Bind the address; a unix socket is for its owner alone."""
     previous = os.umask(0o177)
     try:
+        if config.local_listen is not None:
+            server.add_insecure_port(config.local_listen)
         if config.tls is None:
             if transport.leaves_host(config.listen):
                 log.warning("listening beyond this host without TLS", address=config.listen)
