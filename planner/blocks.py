@@ -67,13 +67,19 @@ class BlockPool:
 
     def grow(self, last: BlockId, room: int = 0) -> BlockId | None:
         """One more block for the owner of `last`: its neighbour if free; None when none is free."""
-        neighbour = last + 1
-        if neighbour < self.total_blocks and self._is_free[neighbour]:
-            self._is_free[neighbour] = 0
-            self._free_blocks -= 1
-            return BlockId(neighbour)
-        blocks = self.allocate(1, room)
-        return blocks[0] if blocks else None
+        block = last + 1
+        if block == self.total_blocks or not self._is_free[block]:
+            if self._free_blocks == 0:
+                return None
+            room = min(room, MAX_ROOM_BLOCKS)
+            block = self._find_run(1 + room)
+            if block < 0:
+                room = 0
+                block = self._find_run(1)
+            self._cursor = block + 1 + room
+        self._is_free[block] = 0
+        self._free_blocks -= 1
+        return BlockId(block)
 
     def free(self, blocks: Sequence[BlockId]) -> None:
         """Give blocks back. Raises IntegrityError when one of them is free already."""
