@@ -91,6 +91,15 @@ def activation_bytes(model: ModelSpec, step_tokens: int) -> float:
     return step_tokens * _ACTIVATION_BYTES * (whole + group / _GROUPS)
 
 
+def step_tokens_that_fit(model: ModelSpec, hardware: HardwareSpec, resident_bytes: float) -> int:
+    """Tokens whose activations fit beside the rest of GPU memory; a very large number where the
+    machine does not say how much it has, below 1 where the rest alone does not fit."""
+    free_bytes = gpu_memory(model, hardware, 0, resident_bytes).free_bytes
+    if free_bytes is None:
+        return 2**31
+    return math.floor(free_bytes / activation_bytes(model, 1))
+
+
 def default_kv_bytes(model: ModelSpec, hardware: HardwareSpec, step_tokens: int) -> float | None:
     """The KV pool that fills host memory; None where the machine does not say how much it has,
     negative where not even the weights fit."""

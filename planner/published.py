@@ -1,8 +1,9 @@
 """The baselines' predictions beside what was measured and published, row by row."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean
+from typing import Any
 
 from planner import catalogue
 from planner.baselines import BaselineEstimate, flexgen, moe_lightning
@@ -11,6 +12,7 @@ from planner.hardware import HardwareSpec
 from planner.spec import ModelSpec
 from planner.workload import Workload
 
+SCHEMA = "moe-lens/published-errors/1"
 _KEYS = (
     "hardware",
     "model",
@@ -91,6 +93,19 @@ def predict(
 def mean_error(errors: Iterable[float | None]) -> float:
     """Mean of the sizes of the errors that are known."""
     return fmean(abs(error) for error in errors if error is not None)
+
+
+def rows_to_json(rows: list[PublishedRow]) -> dict[str, Any]:
+    """Rows with their errors, and the mean errors over all."""
+    return {
+        "schema": SCHEMA,
+        "rows": [
+            {**asdict(r), "claimed_error": r.claimed_error, "expected_error": r.expected_error}
+            for r in rows
+        ],
+        "claimed_mean_error": mean_error(r.claimed_error for r in rows),
+        "expected_mean_error": mean_error(r.expected_error for r in rows),
+    }
 
 
 def _rate(estimate: BaselineEstimate | None) -> float | None:

@@ -72,17 +72,18 @@ class MemoryReport:
 
 @dataclass(frozen=True)
 class Stage1Report:
-    """The upper bound (paper.md Eqs 1-4): no batch ends, no block has a remainder."""
+    """The upper bound (Eqs 1-4): no batch ends, no block has a remainder. `limit` is "kv_capacity"
+    or "gpu"."""
 
     tokens_per_s: float
     generated_tokens_per_s: float
     limit: str
-    kv_bound_tokens_per_s: float
-    gpu_bound_tokens_per_s: float
-    parallelism_memory_efficiency: float
-    pass_s: float
-    saturation_tokens: float
-    gpu_utilisation_share: float
+    kv_tokens_per_s: float | None
+    gpu_tokens_per_s: float | None
+    pme: float
+    stream_s: float
+    saturation_tokens: float | None
+    gpu_utilisation_share: float | None
 
 
 @dataclass(frozen=True)
@@ -100,16 +101,36 @@ class HostNeedsReport:
 
 @dataclass(frozen=True)
 class Stage2Report:
-    """A finite batch in paged blocks (Eqs 8-13)."""
+    """A finite batch in paged blocks (Eqs 8-13), q prompts started in every pass."""
 
     tokens_per_s: float
     generated_tokens_per_s: float
     limit: str
-    io_bound_tokens_per_s: float
-    gpu_bound_tokens_per_s: float
-    prompts_per_pass: float
-    passes: float
-    duration_s: float
+    io_tokens_per_s: float
+    gpu_tokens_per_s: float | None
+    kv_prompts_per_step: float
+    gpu_prompts_per_step: float | None
+    prompts_per_step: float
+    steps: float
+    steady_tokens_per_step: float
+    total_s: float
+
+
+@dataclass(frozen=True)
+class SteadyReport:
+    """Stage 2 with the iteration's cost terms: K/q + g passes, each as long as one with the steady
+    load takes (link with its slowdown, device, CPU attention, host memory). `limit` is
+    "kv_capacity" or "gpu" where passes wait for the weights, as in Stage 2, else the slowest
+    resource. Closed and monotone, so that sizing can be done with it."""
+
+    tokens_per_s: float
+    generated_tokens_per_s: float
+    limit: str
+    pass_s: float
+    prompts_per_step: float
+    step_tokens: float
+    seconds_by_resource: dict[str, float]
+    total_s: float
 
 
 @dataclass(frozen=True)
@@ -120,13 +141,13 @@ class SimulationReport:
     tokens_per_s: float
     generated_tokens_per_s: float
     limit: str
-    duration_s: float
-    passes: int
+    total_s: float
+    steps: int
     preemptions: int
     preemption_share: float
     mean_kv_use_share: float
     mean_step_tokens: float
-    seconds_by_limit_s: dict[str, float]
+    seconds_by_limit: dict[str, float]
     share_by_limit: dict[str, float]
     requests_simulated: int
     scale: float
@@ -151,8 +172,9 @@ class Estimate:
     workload: WorkloadReport
     memory: MemoryReport
     stage1: Stage1Report
-    host_needs: HostNeedsReport
-    stage2: Stage2Report
+    host_needs: HostNeedsReport | None
+    stage2: Stage2Report | None
+    steady: SteadyReport
     simulation: SimulationReport | None
     residency: ResidencyReport | None
     notes: tuple[str, ...]

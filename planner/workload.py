@@ -96,6 +96,14 @@ class Workload:
         repeats = -(-n_requests // len(self.trace))
         return Workload.from_lengths(list(self.trace * repeats)[:n_requests], self.name)
 
+    def thinned(self, n_requests: int) -> "Workload":
+        """At most `n_requests` requests of the same mix: a trace gives every so many-th one."""
+        count = max(1, min(n_requests, self.n_requests))
+        if not self.trace:
+            return replace(self, n_requests=count)
+        picked = [self.trace[i * self.n_requests // count] for i in range(count)]
+        return Workload.from_lengths(picked, self.name)
+
     def lengths(self) -> Iterator[Lengths]:
         """Every request's lengths, in order of arrival; the same at every call."""
         if self.trace:

@@ -17,18 +17,20 @@ class SimulationDetail(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 class SizingFigure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SIZING_FIGURE_UNSPECIFIED: _ClassVar[SizingFigure]
-    SIZING_FIGURE_SIMULATION: _ClassVar[SizingFigure]
+    SIZING_FIGURE_STEADY: _ClassVar[SizingFigure]
     SIZING_FIGURE_STAGE2: _ClassVar[SizingFigure]
+    SIZING_FIGURE_SIMULATION: _ClassVar[SizingFigure]
 SIMULATION_DETAIL_UNSPECIFIED: SimulationDetail
 SIMULATION_DETAIL_SCALED: SimulationDetail
 SIMULATION_DETAIL_FULL: SimulationDetail
 SIMULATION_DETAIL_NONE: SimulationDetail
 SIZING_FIGURE_UNSPECIFIED: SizingFigure
-SIZING_FIGURE_SIMULATION: SizingFigure
+SIZING_FIGURE_STEADY: SizingFigure
 SIZING_FIGURE_STAGE2: SizingFigure
+SIZING_FIGURE_SIMULATION: SizingFigure
 
 class Case(_message.Message):
-    __slots__ = ("model_name", "model_config_json", "hardware_name", "hardware_json", "workload_name", "uniform", "trace", "kv_bytes", "block_tokens", "resident_bytes", "weight_format", "kv_format", "requests")
+    __slots__ = ("model_name", "model_config_json", "hardware_name", "hardware_json", "workload_name", "uniform", "trace", "kv_bytes", "block_tokens", "resident_bytes", "weight_format", "kv_format", "requests", "resident_auto")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     HARDWARE_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +44,7 @@ class Case(_message.Message):
     WEIGHT_FORMAT_FIELD_NUMBER: _ClassVar[int]
     KV_FORMAT_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_AUTO_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     model_config_json: str
     hardware_name: str
@@ -55,7 +58,8 @@ class Case(_message.Message):
     weight_format: str
     kv_format: str
     requests: int
-    def __init__(self, model_name: _Optional[str] = ..., model_config_json: _Optional[str] = ..., hardware_name: _Optional[str] = ..., hardware_json: _Optional[str] = ..., workload_name: _Optional[str] = ..., uniform: _Optional[_Union[UniformWorkload, _Mapping]] = ..., trace: _Optional[_Union[TraceWorkload, _Mapping]] = ..., kv_bytes: _Optional[int] = ..., block_tokens: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., weight_format: _Optional[str] = ..., kv_format: _Optional[str] = ..., requests: _Optional[int] = ...) -> None: ...
+    resident_auto: bool
+    def __init__(self, model_name: _Optional[str] = ..., model_config_json: _Optional[str] = ..., hardware_name: _Optional[str] = ..., hardware_json: _Optional[str] = ..., workload_name: _Optional[str] = ..., uniform: _Optional[_Union[UniformWorkload, _Mapping]] = ..., trace: _Optional[_Union[TraceWorkload, _Mapping]] = ..., kv_bytes: _Optional[int] = ..., block_tokens: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., weight_format: _Optional[str] = ..., kv_format: _Optional[str] = ..., requests: _Optional[int] = ..., resident_auto: _Optional[bool] = ...) -> None: ...
 
 class UniformWorkload(_message.Message):
     __slots__ = ("prompt_tokens", "generated_tokens", "requests")
@@ -90,7 +94,7 @@ class EstimateResponse(_message.Message):
     def __init__(self, report: _Optional[_Union[EstimateReport, _Mapping]] = ...) -> None: ...
 
 class EstimateReport(_message.Message):
-    __slots__ = ("schema", "model", "hardware", "workload", "memory", "stage1", "host_needs", "stage2", "simulation", "residency", "notes")
+    __slots__ = ("schema", "model", "hardware", "workload", "memory", "stage1", "host_needs", "stage2", "steady", "simulation", "residency", "notes")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     HARDWARE_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +103,7 @@ class EstimateReport(_message.Message):
     STAGE1_FIELD_NUMBER: _ClassVar[int]
     HOST_NEEDS_FIELD_NUMBER: _ClassVar[int]
     STAGE2_FIELD_NUMBER: _ClassVar[int]
+    STEADY_FIELD_NUMBER: _ClassVar[int]
     SIMULATION_FIELD_NUMBER: _ClassVar[int]
     RESIDENCY_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
@@ -110,10 +115,11 @@ class EstimateReport(_message.Message):
     stage1: Stage1Report
     host_needs: HostNeedsReport
     stage2: Stage2Report
+    steady: SteadyReport
     simulation: SimulationReport
     residency: ResidencyReport
     notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, schema: _Optional[str] = ..., model: _Optional[_Union[ModelReport, _Mapping]] = ..., hardware: _Optional[_Union[HardwareReport, _Mapping]] = ..., workload: _Optional[_Union[WorkloadReport, _Mapping]] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., stage1: _Optional[_Union[Stage1Report, _Mapping]] = ..., host_needs: _Optional[_Union[HostNeedsReport, _Mapping]] = ..., stage2: _Optional[_Union[Stage2Report, _Mapping]] = ..., simulation: _Optional[_Union[SimulationReport, _Mapping]] = ..., residency: _Optional[_Union[ResidencyReport, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, schema: _Optional[str] = ..., model: _Optional[_Union[ModelReport, _Mapping]] = ..., hardware: _Optional[_Union[HardwareReport, _Mapping]] = ..., workload: _Optional[_Union[WorkloadReport, _Mapping]] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., stage1: _Optional[_Union[Stage1Report, _Mapping]] = ..., host_needs: _Optional[_Union[HostNeedsReport, _Mapping]] = ..., stage2: _Optional[_Union[Stage2Report, _Mapping]] = ..., steady: _Optional[_Union[SteadyReport, _Mapping]] = ..., simulation: _Optional[_Union[SimulationReport, _Mapping]] = ..., residency: _Optional[_Union[ResidencyReport, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ModelReport(_message.Message):
     __slots__ = ("name", "family", "n_layers", "n_experts", "experts_per_token", "weight_format", "kv_format", "total_parameters", "active_parameters", "parameters_by_kind")
@@ -311,6 +317,33 @@ class Stage2Report(_message.Message):
     total_s: float
     def __init__(self, tokens_per_s: _Optional[float] = ..., generated_tokens_per_s: _Optional[float] = ..., limit: _Optional[str] = ..., io_tokens_per_s: _Optional[float] = ..., gpu_tokens_per_s: _Optional[float] = ..., kv_prompts_per_step: _Optional[float] = ..., gpu_prompts_per_step: _Optional[float] = ..., prompts_per_step: _Optional[float] = ..., steps: _Optional[float] = ..., steady_tokens_per_step: _Optional[float] = ..., total_s: _Optional[float] = ...) -> None: ...
 
+class SteadyReport(_message.Message):
+    __slots__ = ("tokens_per_s", "generated_tokens_per_s", "limit", "pass_s", "prompts_per_step", "step_tokens", "seconds_by_resource", "total_s")
+    class SecondsByResourceEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    PASS_S_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_BY_RESOURCE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_S_FIELD_NUMBER: _ClassVar[int]
+    tokens_per_s: float
+    generated_tokens_per_s: float
+    limit: str
+    pass_s: float
+    prompts_per_step: float
+    step_tokens: float
+    seconds_by_resource: _containers.ScalarMap[str, float]
+    total_s: float
+    def __init__(self, tokens_per_s: _Optional[float] = ..., generated_tokens_per_s: _Optional[float] = ..., limit: _Optional[str] = ..., pass_s: _Optional[float] = ..., prompts_per_step: _Optional[float] = ..., step_tokens: _Optional[float] = ..., seconds_by_resource: _Optional[_Mapping[str, float]] = ..., total_s: _Optional[float] = ...) -> None: ...
+
 class SimulationReport(_message.Message):
     __slots__ = ("tokens_per_s", "generated_tokens_per_s", "limit", "total_s", "steps", "preemptions", "preemption_share", "mean_kv_use_share", "mean_step_tokens", "seconds_by_limit", "share_by_limit", "requests_simulated", "scale")
     class SecondsByLimitEntry(_message.Message):
@@ -400,18 +433,20 @@ class SimulationProgress(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., simulated_s: _Optional[float] = ..., requests_finished: _Optional[int] = ..., requests: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., kv_use_share: _Optional[float] = ...) -> None: ...
 
 class SizeRequest(_message.Message):
-    __slots__ = ("case", "tokens_per_s", "generated_tokens_per_s", "deadline_s", "by")
+    __slots__ = ("case", "tokens_per_s", "generated_tokens_per_s", "within_s", "by", "no_machines")
     CASE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
-    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_S_FIELD_NUMBER: _ClassVar[int]
     BY_FIELD_NUMBER: _ClassVar[int]
+    NO_MACHINES_FIELD_NUMBER: _ClassVar[int]
     case: Case
     tokens_per_s: float
     generated_tokens_per_s: float
-    deadline_s: float
+    within_s: float
     by: SizingFigure
-    def __init__(self, case: _Optional[_Union[Case, _Mapping]] = ..., tokens_per_s: _Optional[float] = ..., generated_tokens_per_s: _Optional[float] = ..., deadline_s: _Optional[float] = ..., by: _Optional[_Union[SizingFigure, str]] = ...) -> None: ...
+    no_machines: bool
+    def __init__(self, case: _Optional[_Union[Case, _Mapping]] = ..., tokens_per_s: _Optional[float] = ..., generated_tokens_per_s: _Optional[float] = ..., within_s: _Optional[float] = ..., by: _Optional[_Union[SizingFigure, str]] = ..., no_machines: _Optional[bool] = ...) -> None: ...
 
 class SizeResponse(_message.Message):
     __slots__ = ("report",)
@@ -420,26 +455,26 @@ class SizeResponse(_message.Message):
     def __init__(self, report: _Optional[_Union[SizeReport, _Mapping]] = ...) -> None: ...
 
 class SizeReport(_message.Message):
-    __slots__ = ("schema", "figure", "target_tokens_per_s", "present_tokens_per_s", "reached", "options", "machines", "changes", "notes")
+    __slots__ = ("schema", "figure", "target_tokens_per_s", "present_tokens_per_s", "present_limit", "reached", "options", "machines", "changes")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     FIGURE_FIELD_NUMBER: _ClassVar[int]
     TARGET_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     PRESENT_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_LIMIT_FIELD_NUMBER: _ClassVar[int]
     REACHED_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     MACHINES_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
-    NOTES_FIELD_NUMBER: _ClassVar[int]
     schema: str
     figure: str
     target_tokens_per_s: float
     present_tokens_per_s: float
+    present_limit: str
     reached: bool
     options: _containers.RepeatedCompositeFieldContainer[SizeOption]
     machines: _containers.RepeatedCompositeFieldContainer[MachineOption]
     changes: _containers.RepeatedCompositeFieldContainer[ChangeGain]
-    notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, schema: _Optional[str] = ..., figure: _Optional[str] = ..., target_tokens_per_s: _Optional[float] = ..., present_tokens_per_s: _Optional[float] = ..., reached: _Optional[bool] = ..., options: _Optional[_Iterable[_Union[SizeOption, _Mapping]]] = ..., machines: _Optional[_Iterable[_Union[MachineOption, _Mapping]]] = ..., changes: _Optional[_Iterable[_Union[ChangeGain, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, schema: _Optional[str] = ..., figure: _Optional[str] = ..., target_tokens_per_s: _Optional[float] = ..., present_tokens_per_s: _Optional[float] = ..., present_limit: _Optional[str] = ..., reached: _Optional[bool] = ..., options: _Optional[_Iterable[_Union[SizeOption, _Mapping]]] = ..., machines: _Optional[_Iterable[_Union[MachineOption, _Mapping]]] = ..., changes: _Optional[_Iterable[_Union[ChangeGain, _Mapping]]] = ...) -> None: ...
 
 class SizeOption(_message.Message):
     __slots__ = ("resource", "field", "present", "least", "tokens_per_s", "why")
@@ -458,18 +493,20 @@ class SizeOption(_message.Message):
     def __init__(self, resource: _Optional[str] = ..., field: _Optional[str] = ..., present: _Optional[float] = ..., least: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., why: _Optional[str] = ...) -> None: ...
 
 class MachineOption(_message.Message):
-    __slots__ = ("hardware", "link", "least_host_memory_bytes", "tokens_per_s", "why")
+    __slots__ = ("hardware", "gpu_count", "link_h2d_bytes_per_s", "least_host_memory_bytes", "tokens_per_s", "why")
     HARDWARE_FIELD_NUMBER: _ClassVar[int]
-    LINK_FIELD_NUMBER: _ClassVar[int]
+    GPU_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LINK_H2D_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     LEAST_HOST_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     hardware: str
-    link: str
+    gpu_count: int
+    link_h2d_bytes_per_s: float
     least_host_memory_bytes: float
     tokens_per_s: float
     why: str
-    def __init__(self, hardware: _Optional[str] = ..., link: _Optional[str] = ..., least_host_memory_bytes: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., why: _Optional[str] = ...) -> None: ...
+    def __init__(self, hardware: _Optional[str] = ..., gpu_count: _Optional[int] = ..., link_h2d_bytes_per_s: _Optional[float] = ..., least_host_memory_bytes: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., why: _Optional[str] = ...) -> None: ...
 
 class ChangeGain(_message.Message):
     __slots__ = ("change", "tokens_per_s", "gain_share", "why")
