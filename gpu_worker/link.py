@@ -18,8 +18,11 @@ Tensor = torch.Tensor
 class Link(Protocol):
     """Copies between host memory and a device's."""
 
-    def send_packet(self, to: Tensor, source: Tensor) -> None:
-        """A large copy to the device (uint8); returns when it has arrived. For one thread."""
+    def send_packet(self, to: Tensor, source: Tensor, ready_ns: int) -> float:
+        """A large copy to the device (uint8); returns when it has arrived: seconds on the link.
+
+        `ready_ns` (time.monotonic_ns) is since when it could have been sent. For one thread.
+        """
         ...
 
     def upload(self, to: Tensor, source: Tensor) -> None:
@@ -40,12 +43,11 @@ class Lane:
         self._busy = False
         self._urgent_waiting = 0
 
-    def copy(self, to: Tensor, source: Tensor, urgent: bool) -> None:
-        """Returns when the last byte has arrived."""
-        ready_ns = time.monotonic_ns()
+    def copy(self, to: Tensor, source: Tensor, ready_ns: int, urgent: bool) -> float:
+        """Returns when the last byte has arrived: seconds on the link."""
         self._take_turn(urgent)
         try:
-            self._paced.copy(_bytes(to), _bytes(source), ready_ns=ready_ns)
+            return self._paced.copy(_bytes(to), _bytes(source), ready_ns=ready_ns)
         finally:
             with self._turn:
                 self._busy = False
@@ -67,14 +69,14 @@ class EmulatedLink:
         self._to_device = Lane(bytes_per_s)
         self._to_host = Lane(bytes_per_s)
 
-    def send_packet(self, to: Tensor, source: Tensor) -> None:
-        self._to_device.copy(to, source, urgent=False)
+    def send_packet(self, to: Tensor, source: Tensor, ready_ns: int) -> float:
+        return self._to_device.copy(to, source, ready_ns, urgent=False)
 
     def upload(self, to: Tensor, source: Tensor) -> None:
-        self._to_device.copy(to, source, urgent=True)
+        self._to_device.copy(to, source, time.monotonic_ns(), urgent=True)
 
     def download(self, to: Tensor, source: Tensor) -> None:
-        self._to_host.copy(to, source, urgent=True)
+        self._to_host.copy(to, source, time.monotonic_ns(), urgent=True)
 
 
 class CudaLink:
@@ -83,10 +85,12 @@ class CudaLink:
     def __init__(self, device: torch.device) -> None:
         self._packets = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def send_packet(self, to: Tensor, source: Tensor) -> None:
+    def send_packet(self, to: Tensor, source: Tensor, ready_ns: int) -> float:
+        begin_s = time.perf_counter()
         with torch.cuda.stream(self._packets):
             to.copy_(source, non_blocking=True)
         self._packets.synchronize()
+        return time.perf_counter() - begin_s
 
     def upload(self, to: Tensor, source: Tensor) -> None:
         to.copy_(source, non_blocking=True)

@@ -23,6 +23,8 @@ from gpu_worker.weights import BlockWeights, HostStore
 # A stage goes in so many packets at least: small copies wait for one packet, and a stage has
 # several of them.
 MIN_PACKETS = 16
+# Below this a packet's fixed cost would show.
+SMALLEST_PACKET_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Mover:
         self._device = device
         self._link = device.link
         self._order = residency.streamed
-        self._packet_bytes = max(4096, min(packet_bytes, residency.buffer_bytes // MIN_PACKETS))
+        shortest_bytes = max(SMALLEST_PACKET_BYTES, residency.buffer_bytes // MIN_PACKETS)
+        self._packet_bytes = min(packet_bytes, shortest_bytes)
         self._timeline = timeline
         self.base = BlockWeights(store.base, self._on_device(store.base_bytes()), device.ops)
         self._resident = {
@@ -178,17 +181,19 @@ class Mover:
         stage = self._order[position % len(self._order)]
         source = self._store.stage_bytes(stage)
         buffer = self._buffers[position % BUFFERS]
+        ready_ns = time.monotonic_ns()
         for start in range(0, len(source), self._packet_bytes):
             packet = source[start : start + self._packet_bytes]
-            begin_s = time.perf_counter()
-            self._link.send_packet(buffer[start : start + len(packet)], packet)
-            self._count(stage, len(packet), begin_s, time.perf_counter())
+            where = buffer[start : start + len(packet)]
+            busy_s = self._link.send_packet(where, packet, ready_ns)
+            self._count(stage, len(packet), busy_s)
             if self._closing or position < self._released:
                 return
 
-    def _count(self, stage: int, n_bytes: int, begin_s: float, end_s: float) -> None:
+    def _count(self, stage: int, n_bytes: int, busy_s: float) -> None:
         stats = self._stats
         with self._changed:
-            self._stats = MoverStats(stats.busy_s + end_s - begin_s, stats.moved_bytes + n_bytes)
+            self._stats = MoverStats(stats.busy_s + busy_s, stats.moved_bytes + n_bytes)
         if self._timeline is not None:
-            self._timeline.add("link", f"weights {stage}", begin_s, end_s)
+            end_s = time.perf_counter()
+            self._timeline.add("link", f"weights {stage}", end_s - busy_s, end_s)

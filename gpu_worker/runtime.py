@@ -48,6 +48,7 @@ class LoadedModel:
     config: DecoderConfig
     decoder: Decoder
     device: Device
+    store: HostStore
     weights: StageWeights
     resident_share: float
     kv_blocks: int
@@ -150,6 +151,7 @@ def load(worker: WorkerConfig, progress: LoadProgress) -> LoadedModel:
         config=config,
         decoder=Decoder(config, device.ops),
         device=device,
+        store=store,
         weights=stages,
         resident_share=resident_share,
         kv_blocks=kv_blocks,

@@ -3,19 +3,17 @@
 import asyncio
 import contextlib
 
-import grpc
 import structlog
-from moelens.v1.cpu_worker_pb2 import ConfigureRequest, ConfigureResponse
 from moelens.v1.cpu_worker_pb2_grpc import CpuWorkerStub
 
 from gpu_worker import runtime
 from gpu_worker.config import WorkerConfig
-from gpu_worker.errors import CpuWorkerRefused
+from gpu_worker.cpu_link import configure
 from gpu_worker.runtime import LoadedModel
 from gpu_worker.service import GpuWorkerService
 from gpu_worker.weights import LoadProgress
 from native.channel import ChannelError
-from protos.errors import Unavailable, decode_failure
+from protos.errors import Unavailable
 from protos.serving import Serving, serve
 from protos.transport import peer as connect
 
@@ -24,9 +22,6 @@ log = structlog.get_logger("gpu_worker")
 RETRY_PERIOD_S = 0.2
 PROGRESS_PERIOD_S = 2.0
 PEER_CHECK_PERIOD_S = 0.5
-CONFIGURE_TIMEOUT_S = 120.0
-# Answers of the CPU worker that pass.
-NOT_YET = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 async def main(config: WorkerConfig) -> int:
@@ -75,7 +70,7 @@ async def _serve_one_epoch(
     model: LoadedModel, service: GpuWorkerService, cpu_worker: CpuWorkerStub, serving: Serving
 ) -> None:
     """From a Configure until the CPU worker is lost."""
-    answer = await _configure(model, cpu_worker)
+    answer = await configure(model, cpu_worker)
     try:
         await service.open_epoch(answer.epoch, answer.segment_path)
     except (ChannelError, OSError) as error:
@@ -104,38 +99,6 @@ async def _until_lost(service: GpuWorkerService) -> str:
             await service.check_peers()
         except ChannelError as error:
             return str(error)
-
-
-async def _configure(model: LoadedModel, cpu_worker: CpuWorkerStub) -> ConfigureResponse:
-    """Ask until the CPU worker is there. CpuWorkerRefused where it cannot give a segment."""
-    geometry = model.geometry
-    request = ConfigureRequest(
-        n_layers=geometry.n_layers,
-        n_q_heads=geometry.n_q_heads,
-        n_kv_heads=geometry.n_kv_heads,
-        head_dim=geometry.head_dim,
-        kv_dtype=geometry.kv_dtype,
-        kv_blocks=geometry.kv_blocks,
-        max_sequences=geometry.max_sequences,
-        max_context_tokens=geometry.max_context_tokens,
-        max_slot_tokens=geometry.max_slot_tokens,
-        scale=geometry.scale,
-        peer_timeout_s=model.worker.peer_timeout_s,
-    )
-    waiting = False
-    while True:
-        try:
-            answer: ConfigureResponse = await cpu_worker.Configure(
-                request, timeout=CONFIGURE_TIMEOUT_S
-            )
-            return answer
-        except grpc.aio.AioRpcError as error:
-            if error.code() not in NOT_YET:
-                raise CpuWorkerRefused(decode_failure(error).message) from error
-            if not waiting:
-                log.info("waiting for the CPU worker", state=error.details())
-            waiting = True
-        await asyncio.sleep(RETRY_PERIOD_S)
 
 
 async def _report(progress: LoadProgress) -> None:

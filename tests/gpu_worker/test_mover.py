@@ -19,7 +19,7 @@ def test_the_emulated_link_copies_at_its_rate() -> None:
     link = EmulatedLink(50e6)
     source, target = bytes_of(5_000_000), torch.zeros(5_000_000, dtype=torch.uint8)
     begin_s = time.perf_counter()
-    link.send_packet(target, source)
+    link.send_packet(target, source, time.monotonic_ns())
     elapsed_s = time.perf_counter() - begin_s
     assert torch.equal(target, source)
     # Exact from below; from above the machine may be busy with other things.
@@ -30,7 +30,7 @@ def test_the_link_carries_both_directions_at_once() -> None:
     link = EmulatedLink(20e6)
     packet, small = bytes_of(4_000_000), bytes_of(64)
     sender = threading.Thread(
-        target=link.send_packet, args=(torch.empty_like(packet), packet), daemon=True
+        target=link.send_packet, args=(torch.empty_like(packet), packet, 0), daemon=True
     )
     sender.start()
     time.sleep(0.02)
@@ -51,7 +51,7 @@ def test_a_small_copy_waits_for_one_packet_at_most() -> None:
 
     def send() -> None:
         for i in range(6):
-            link.send_packet(torch.empty_like(packet), packet)
+            link.send_packet(torch.empty_like(packet), packet, time.monotonic_ns())
             sent.append(i)
 
     sender = threading.Thread(target=send, daemon=True)

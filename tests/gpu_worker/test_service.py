@@ -54,7 +54,14 @@ def stop(process: "subprocess.Popen[bytes]") -> int:
 
 
 @pytest.fixture
-def workers(tmp_path: Path, checkpoint_fp32: Path) -> Iterator[Workers]:
+def gpu_worker_options() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def workers(
+    tmp_path: Path, checkpoint_fp32: Path, gpu_worker_options: list[str]
+) -> Iterator[Workers]:
     cpu_worker = start_cpu_worker(tmp_path)
     gpu_worker = python(
         GPU_WORKER,
@@ -62,6 +69,7 @@ def workers(tmp_path: Path, checkpoint_fp32: Path) -> Iterator[Workers]:
         *("--cpu-worker", f"unix:{tmp_path}/cpu.sock"),
         *("--model", str(checkpoint_fp32), "--kv", "2MB", "--max-step-tokens", "256"),
         *("--max-sequences", "16", "--threads", "1"),
+        *gpu_worker_options,
     )
     with grpc.insecure_channel(f"unix:{tmp_path}/gpu.sock") as channel:
         made = Workers(tmp_path, cpu_worker, GpuWorkerStub(channel))
@@ -125,10 +133,16 @@ def reference(checkpoint: Path, n: int) -> list[int]:
     return [int(i) for i in out[0][len(PROMPT) :]]
 
 
+EMULATED_LINK = ["--emulate-link-gb-per-s", "0.2", "--resident", "200kB"]
+
+
+@pytest.mark.parametrize("gpu_worker_options", [[], EMULATED_LINK], ids=["in place", "streamed"])
 def test_plans_sent_ahead_give_the_references_tokens(
-    workers: Workers, checkpoint_fp32: Path
+    workers: Workers, checkpoint_fp32: Path, gpu_worker_options: list[str]
 ) -> None:
     info = wait_for_info(workers.stub)
+    assert info.schedule == ("pipelined" if gpu_worker_options else "sequential")
+    assert (info.resident_share < 1) == bool(gpu_worker_options)
     assert (info.vocab_size, info.max_context_tokens, info.block_tokens) == (199, 512, 16)
     assert (info.max_step_tokens, info.max_sequences, info.dtype) == (256, 16, "fp32")
     # 3 layers, 2 KV heads of 16, K and V, 4 bytes: 12,288 bytes for 16 tokens.
