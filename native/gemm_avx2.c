@@ -32,6 +32,9 @@ ML_INLINE __m256i panel_words(const char *panel, size_t word, int vector) {
 ML_INLINE void step_bf16(const int rows, const int vectors, V acc[][8], const char *const *row,
                          const char *panel, size_t word) {
     _Pragma("GCC unroll 2") for (int odd = 0; odd < 2; odd++) {
+        /* Hides that both halves load the same words: kept from one to the other they would push
+         * accumulators out of the 16 registers. */
+        __asm__("" : "+r"(word));
         V b[8];
         _Pragma("GCC unroll 8") for (int v = 0; v < vectors; v++) {
             const __m256i words = panel_words(panel, word, v);
