@@ -69,6 +69,7 @@ app = typer.Typer(
     cls=Root,
     add_completion=False,
     no_args_is_help=True,
+    pretty_exceptions_enable=False,
     help="Mixture-of-experts models larger than the accelerator's memory.",
 )
 

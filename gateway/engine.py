@@ -90,6 +90,10 @@ class Engine:
             raise Unavailable("the model is still loading", reason="LOADING", retry_after_s=1.0)
         return self._scheduler
 
+    def current_scheduler(self) -> Scheduler | None:
+        """None before the worker was there for the first time."""
+        return self._scheduler
+
     @property
     def _worker_timeout_s(self) -> float | None:
         """No bound before the first worker came: a large model loads for as long as it takes."""

@@ -11,6 +11,7 @@ from moelens.v1.planner_pb2_grpc import PlannerStub
 
 from gateway.admission import Plan
 from gateway.worker import WorkerInfo
+from planner.spec import ModelSpec
 
 log = structlog.get_logger("forecast")
 
@@ -32,14 +33,39 @@ class Workload:
     requests: int
 
 
+async def ask(
+    planner: PlannerStub, info: WorkerInfo, spec: ModelSpec, workload: Workload
+) -> Plan | None:
+    """The planner's prediction for a workload on a worker; None when it has none to give."""
+    stored = spec.with_formats(weights=info.dtype, kv=info.dtype)
+    case = messages.Case(
+        model_config_json=info.model_config_json,
+        hardware_json=info.hardware_spec_json,
+        uniform=messages.UniformWorkload(
+            prompt_tokens=workload.prompt_tokens,
+            generated_tokens=workload.generated_tokens,
+            requests=max(workload.requests, 1),
+        ),
+        kv_bytes=int(stored.kv_bytes_per_token) * info.kv_capacity_tokens,
+        block_tokens=info.block_tokens,
+        weight_format=info.dtype,
+        kv_format=info.dtype,
+    )
+    request = messages.EstimateRequest(case=case, simulation=messages.SIMULATION_DETAIL_SCALED)
+    try:
+        answer = await planner.Estimate(request, timeout=ESTIMATE_TIMEOUT_S)
+    except grpc.aio.AioRpcError as error:
+        log.info("no prediction", code=error.code().name, reason=error.details())
+        return None
+    return _plan(answer.report)
+
+
 class Forecast:
     """Follows the lengths of requests and asks the planner for the throughput they allow."""
 
-    def __init__(
-        self, planner: PlannerStub, kv_bytes_per_token: Callable[[WorkerInfo], int]
-    ) -> None:
+    def __init__(self, planner: PlannerStub, spec: ModelSpec) -> None:
         self._planner = planner
-        self._kv_bytes_per_token = kv_bytes_per_token
+        self._spec = spec
         self._prompt_tokens, self._generated_tokens = (float(n) for n in FIRST_GUESS)
         self._seen = 0
 
@@ -56,29 +82,6 @@ class Forecast:
             max(round(self._prompt_tokens), 1), max(round(self._generated_tokens), 1), requests
         )
 
-    async def ask(self, info: WorkerInfo, workload: Workload) -> Plan | None:
-        """The planner's prediction; None when it has none to give."""
-        case = messages.Case(
-            model_config_json=info.model_config_json,
-            hardware_json=info.hardware_spec_json,
-            uniform=messages.UniformWorkload(
-                prompt_tokens=workload.prompt_tokens,
-                generated_tokens=workload.generated_tokens,
-                requests=max(workload.requests, 1),
-            ),
-            kv_bytes=self._kv_bytes_per_token(info) * info.kv_capacity_tokens,
-            block_tokens=info.block_tokens,
-            weight_format=info.dtype,
-            kv_format=info.dtype,
-        )
-        request = messages.EstimateRequest(case=case, simulation=messages.SIMULATION_DETAIL_SCALED)
-        try:
-            answer = await self._planner.Estimate(request, timeout=ESTIMATE_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            log.info("no prediction", code=error.code().name, reason=error.details())
-            return None
-        return _plan(answer.report)
-
     async def run(
         self,
         worker: Callable[[], WorkerInfo | None],
@@ -91,7 +94,7 @@ class Forecast:
             info = worker()
             workload = self.workload(requests())
             if info is not None and workload != last and (workload.requests or last is None):
-                plan = await self.ask(info, workload)
+                plan = await ask(self._planner, info, self._spec, workload)
                 if plan is not None:
                     last = workload
                     publish(plan)

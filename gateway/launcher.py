@@ -153,6 +153,16 @@ class Stack:
         return self.config.listen or self._socket("gateway")
 
     @property
+    def planner(self) -> str:
+        """Where the planner listens."""
+        return self._socket("planner")
+
+    @property
+    def gpu_worker(self) -> str:
+        """Where the GPU worker listens."""
+        return self._socket("gpu_worker")
+
+    @property
     def pids(self) -> dict[str, int]:
         """Process ids by service name."""
         return {c.name: c.process.pid for c in self._children if c.process is not None}
@@ -191,7 +201,7 @@ class Stack:
 
     def _make_children(self) -> list[Child]:
         """In the order in which they are stopped: who uses another before it."""
-        planner, gpu_worker, cpu_worker = map(self._socket, ("planner", "gpu_worker", "cpu_worker"))
+        planner, gpu_worker, cpu_worker = self.planner, self.gpu_worker, self._socket("cpu_worker")
         model = str(self.config.model)
         worker = ["--cpu-worker", cpu_worker, "--model", model]
         public = ["--planner", planner, "--gpu-worker", gpu_worker, "--model", model]

@@ -4,15 +4,18 @@ Prefix moe_lens_; vLLM's suffixes where the meaning is the same. Clocks of diffe
 never compared: the worker sends durations.
 """
 
+import contextlib
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 
 from moelens.v1.gpu_worker_pb2 import StepTimes
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from gateway.admission import Plan
 from gateway.generation import Generation
 from planner.scheduler import Scheduler, Step
+from protos import transport
 
 FAST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 SLOW_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
@@ -35,7 +38,8 @@ class Throughput:
 
     def rates(self, now: float) -> tuple[float, float]:
         """(all tokens, generated tokens) per second of work; zeros after a window without any."""
-        recent = [step for step in self._steps if now - step[0] <= WINDOW_S]
+        # Copied first: the metrics server reads from a thread of its own.
+        recent = [step for step in list(self._steps) if now - step[0] <= WINDOW_S]
         busy_s = sum(step[1] for step in recent)
         if busy_s <= 0:
             return 0.0, 0.0
@@ -123,26 +127,60 @@ class Metrics:
         self.kv_read.inc(times.kv_read_bytes)
         self.streamed.inc(times.weights_streamed_bytes)
         self.link.inc(times.link_s)
-        self._observe_scheduler(scheduler)
+        self._observe_preemptions(scheduler)
 
-    def _observe_scheduler(self, scheduler: Scheduler) -> None:
-        self.running.set(scheduler.running)
-        self.waiting.set(scheduler.waiting)
-        self.kv_usage.set(scheduler.pool.used_blocks / scheduler.pool.total_blocks)
+    def _observe_preemptions(self, scheduler: Scheduler) -> None:
         total = scheduler.num_preemptions
         # A new scheduler counts from zero again.
         before = self._last_preemptions if total >= self._last_preemptions else 0
         self.preemptions.inc(total - before)
         self._last_preemptions = total
 
-    def observe_rates(self, plan: Plan) -> None:
-        """Bring predicted and actual throughput up to date."""
-        tokens, generated = self.throughput.rates(time.monotonic())
-        self.actual.labels(kind="all").set(tokens)
-        self.actual.labels(kind="generated").set(generated)
-        for kind, value in (
-            ("all", plan.tokens_per_s),
-            ("generated", plan.generated_tokens_per_s),
-        ):
-            if value is not None:
-                self.predicted.labels(kind=kind).set(value)
+    def watch(self, scheduler: Callable[[], Scheduler | None], plan: Callable[[], Plan]) -> None:
+        """Read what is a state, not an event, at the moment when somebody looks."""
+
+        def of_scheduler(read: Callable[[Scheduler], float]) -> Callable[[], float]:
+            def value() -> float:
+                now = scheduler()
+                return 0.0 if now is None else read(now)
+
+            return value
+
+        self.running.set_function(of_scheduler(lambda s: s.running))
+        self.waiting.set_function(of_scheduler(lambda s: s.waiting))
+        self.kv_usage.set_function(of_scheduler(lambda s: s.pool.used_blocks / s.pool.total_blocks))
+        rates = self.throughput.rates
+        self.actual.labels(kind="all").set_function(lambda: rates(time.monotonic())[0])
+        self.actual.labels(kind="generated").set_function(lambda: rates(time.monotonic())[1])
+        nan = float("nan")  # not predicted is not zero
+        self.predicted.labels(kind="all").set_function(
+            lambda: nan if plan().tokens_per_s is None else plan().tokens_per_s or 0.0
+        )
+        self.predicted.labels(kind="generated").set_function(
+            lambda: (
+                nan
+                if plan().generated_tokens_per_s is None
+                else plan().generated_tokens_per_s or 0.0
+            )
+        )
+
+
+@contextlib.contextmanager
+def metrics_server(metrics: Metrics, listen: str | None) -> Iterator[None]:
+    """Prometheus' text format over HTTP at host:port; nothing when `listen` is None.
+
+    Raises ValueError or OSError when the address is none, or taken.
+    """
+    if listen is None:
+        yield
+        return
+    host, _, port = transport.check_address(listen).rpartition(":")
+    if not host or host.startswith("unix"):
+        raise ValueError(f"metrics_listen {listen!r} is not host:port")
+    server, thread = start_http_server(int(port), host.strip("[]"), registry=metrics.registry)
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

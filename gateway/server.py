@@ -12,7 +12,7 @@ from gateway.admission import Admission, Plan
 from gateway.config import GatewayConfig
 from gateway.engine import Engine
 from gateway.forecast import Forecast
-from gateway.metrics import Metrics
+from gateway.metrics import Metrics, metrics_server
 from gateway.model import ServedModel
 from gateway.readiness import Readiness
 from gateway.service import Gateway
@@ -38,12 +38,11 @@ class GatewayServer:
         self.model = ServedModel(config.model, config.served_model, config.limits)
         planner = PlannerStub(planner_channel)
         self.admission = Admission(planner, config.max_waiting_requests)
-        self.forecast = Forecast(
-            planner, lambda info: int(self.model.in_formats_of(info).kv_bytes_per_token)
-        )
+        self.forecast = Forecast(planner, self.model.spec)
         self.engine = Engine(
             GpuWorkerStub(worker_channel), config.engine, self.metrics, self._adopt
         )
+        self.metrics.watch(self.engine.current_scheduler, lambda: self.admission.plan)
         self.service = Gateway(
             self.model,
             self.engine,
@@ -79,7 +78,6 @@ class GatewayServer:
     def _publish(self, plan: Plan) -> None:
         log.info("planned", plan=plan)
         self.admission.plan = plan
-        self.metrics.observe_rates(plan)
 
     async def drain(self, grace_s: float) -> None:
         """Let running requests end; `serve` bounds the time."""
@@ -93,11 +91,12 @@ async def serve_gateway(config: GatewayConfig) -> int:
     async with peer(config.gpu_worker, tls) as worker, peer(config.planner, tls) as planner:
         server = GatewayServer(config, worker, planner)
         try:
-            return await serve(
-                server.servicers(),
-                config.serving,
-                background=server.background,
-                drain=server.drain,
-            )
+            with metrics_server(server.metrics, config.metrics_listen):
+                return await serve(
+                    server.servicers(),
+                    config.serving,
+                    background=server.background,
+                    drain=server.drain,
+                )
         finally:
             server.engine.fail_all(Unavailable("this server has stopped", reason="STOPPING"))

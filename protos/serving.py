@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -201,6 +202,8 @@ def _bind(server: grpc.aio.Server, config: ServingConfig) -> int:
     """Bind the address; a unix socket is for its owner alone."""
     previous = os.umask(0o177)
     try:
+        for address in filter(None, (config.listen, config.local_listen)):
+            _refuse_taken_socket(address)
         if config.local_listen is not None:
             server.add_insecure_port(config.local_listen)
         if config.tls is None:
@@ -212,6 +215,19 @@ def _bind(server: grpc.aio.Server, config: ServingConfig) -> int:
         raise OSError(f"cannot listen on {config.listen}: {error}") from error
     finally:
         os.umask(previous)
+
+
+def _refuse_taken_socket(address: str) -> None:
+    """gRPC replaces a socket that is there; one that a living process listens on is not ours."""
+    path = transport.unix_path(address)
+    if path is None:
+        return
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe,
+        contextlib.suppress(FileNotFoundError, ConnectionRefusedError),
+    ):
+        probe.connect(str(path))
+        raise OSError(f"cannot listen on {address}: another process does")
 
 
 def _watch_for_the_end(serving: Serving) -> None:

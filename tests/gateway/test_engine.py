@@ -39,7 +39,7 @@ def test_many_requests_at_once_get_their_own_tokens(house: MakeHouse) -> None:
 def test_preempted_requests_go_on_where_they_were(house: MakeHouse) -> None:
     async def main() -> None:
         async with house(FakeWorker(kv_blocks=40, max_step_tokens=128)) as h:
-            await run_all(h, prompts(32, 100), max_tokens=60)
+            await run_all(h, prompts(48, 100), max_tokens=60)
             assert h.gateway.engine.scheduler.num_preemptions >= 20
             h.check_all_free()
 

@@ -193,6 +193,26 @@ def test_reflection_lists_the_services(address: str, version: str) -> None:
         assert described.file_descriptor_response.file_descriptor_proto
 
 
+def test_socket_of_a_running_server_is_not_taken_over(address: str) -> None:
+    with served(address) as first, grpc.insecure_channel(address) as channel:
+        wait_for(channel, SERVING)
+        with served(address) as second:
+            _, stderr = second.communicate(timeout=20)
+            assert "another process does" in stderr
+        assert second.returncode == 1
+        wait_for(channel, SERVING)
+        assert first.poll() is None
+
+
+def test_socket_that_a_dead_server_left_is_replaced(address: str) -> None:
+    with served(address) as first, grpc.insecure_channel(address) as channel:
+        wait_for(channel, SERVING)
+        first.kill()
+    assert Path(address.removeprefix("unix:")).exists()
+    with served(address), grpc.insecure_channel(address) as channel:
+        wait_for(channel, SERVING)
+
+
 def test_tcp_server_reports_the_port_it_bound() -> None:
     with served("127.0.0.1:0") as process:
         assert process.stderr is not None
