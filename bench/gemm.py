@@ -77,6 +77,12 @@ def seconds(run: Callable[[], object], clock: Callable[[], float]) -> float:
     return clock() - start
 
 
+def all_cores_peak(peak: Callable[[int], float], n_threads: int) -> float:
+    """Register-only FLOP/s of `n_threads` threads at the same time."""
+    with ThreadPoolExecutor(n_threads) as threads:
+        return sum(threads.map(peak, [PEAK_ROUNDS] * n_threads))
+
+
 class Bench:
     """Times one weight shape for several numbers of rows."""
 
@@ -115,11 +121,6 @@ class Bench:
         if not error < MAX_RELATIVE_ERROR:
             raise SystemExit(f"({a.shape[0]}, {self.n}, {self.k}): relative error {error}")
 
-    def all_cores_peak(self) -> float:
-        """Register-only FLOP/s of as many threads as the pool has, at the same time."""
-        with ThreadPoolExecutor(self.pool.n_threads) as threads:
-            return sum(threads.map(self.peak, [PEAK_ROUNDS] * self.pool.n_threads))
-
     def measure(self, m: int, budget_s: float) -> Timing:
         """Compares, then times for about `budget_s`."""
         a, out = torch.randn(m, self.k).bfloat16(), torch.empty(m, self.n, dtype=torch.bfloat16)
@@ -132,7 +133,7 @@ class Bench:
                     seconds(lambda: self.ours(a, out), self.clock),
                     seconds(lambda: self.theirs(a), self.clock),
                     seconds(self.read, self.clock),
-                    self.all_cores_peak(),
+                    all_cores_peak(self.peak, self.pool.n_threads),
                 )
             )
         ours, theirs, read, peak = (statistics.median(column) for column in zip(*rows, strict=True))

@@ -7,8 +7,7 @@ uint16 in numpy (the upper halves of float32).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,8 +24,7 @@ _TORCH_DTYPES = {
 _NUMPY_DTYPES = {"<f4": "fp32", "<u2": "bf16", "<i4": "int32", "<i8": "int64", "|u1": "uint8"}
 
 
-@dataclass(frozen=True, slots=True)
-class Array:
+class Array(NamedTuple):
     """Memory as rows: (n_rows, n_columns), columns without gaps, rows `stride_bytes` apart.
 
     address: of the first element. dtype: a key of ITEM_BYTES. owner: what must stay alive. What has
@@ -38,7 +36,7 @@ class Array:
     n_columns: int
     stride_bytes: int
     dtype: str
-    owner: Any = field(default=None, repr=False, compare=False)
+    owner: Any = None
 
 
 def as_array(value: Any, name: str) -> Array:
@@ -61,11 +59,12 @@ def _from_tensor(value: Any, name: str) -> Array:
     dtype = _TORCH_DTYPES.get(str(value.dtype))
     if dtype is None:
         raise _dtype_error(name, value.dtype)
-    if value.device.type != "cpu":
+    if not value.is_cpu:
         raise InvalidArgumentError(f"{name}: is on device {value.device}, must be on cpu")
-    size = ITEM_BYTES[dtype]
-    strides = [stride * size for stride in value.stride()]
-    return _rows(value.data_ptr(), value.shape, strides, dtype, name, value)
+    shape, strides, size = value.shape, value.stride(), ITEM_BYTES[dtype]
+    if len(shape) == 2 and strides[1] == 1 and strides[0] >= shape[1]:  # nearly all there are
+        return Array(value.data_ptr(), shape[0], shape[1], strides[0] * size, dtype, value)
+    return _rows(value.data_ptr(), shape, [s * size for s in strides], dtype, name, value)
 
 
 def _from_numpy(value: Any, name: str) -> Array:

@@ -185,10 +185,12 @@ def linear(
     to BF16 where transformers' are, except that an FP32 `out` without residual is not rounded.
     """
     group = WeightGroup([weight]) if isinstance(weight, PackedWeight) else weight
+    if len(group) != 1:
+        raise InvalidArgumentError(f"weight: must be one matrix, is a group of {len(group)}")
     rows = as_array(a, "a")
     n_rows = rows.n_rows if row_index is None else _length(row_index, "row_index")
-    offsets = np.array([0, n_rows], np.int32)
-    grouped_linear(rows, group, offsets, out, residual=residual, row_index=row_index, pool=pool)
+    bounds = ffi.new("int32_t[2]", (0, n_rows))
+    _multiply(rows, group, bounds, n_rows, out, residual, row_index, pool)
 
 
 def grouped_linear(
@@ -205,9 +207,23 @@ def grouped_linear(
 
     offsets (len(weights) + 1,) int32: ascending from 0 to m. The rest is as for `linear`.
     """
-    rows, result = as_array(a, "a"), as_array(out, "out")
     bounds = as_vector(offsets, "offsets", "int32", len(weights) + 1)
-    n_rows = _check_offsets(bounds)
+    pointer = ffi.cast("int32_t *", bounds.address)
+    n_rows = _check_offsets(ffi.unpack(pointer, len(weights) + 1))
+    _multiply(as_array(a, "a"), weights, pointer, n_rows, out, residual, row_index, pool)
+
+
+def _multiply(
+    rows: Array,
+    weights: WeightGroup,
+    offsets: Any,
+    n_rows: int,
+    out: Any,
+    residual: Any,
+    row_index: Any,
+    pool: ThreadPool | None,
+) -> None:
+    result = as_array(out, "out")
     expect(rows, "a", dtype=weights.dtype, columns=weights.k)
     expect(result, "out", columns=weights.n)
     expect_rows(result, "out", n_rows)
@@ -221,7 +237,7 @@ def grouped_linear(
     call.epilogue = lib.ML_SWIGLU if weights.pair else lib.ML_STORE
     if residual is not None:
         _set_residual(call, weights, result, as_array(residual, "residual"), n_rows)
-    call.offsets = ffi.cast("int32_t *", bounds.address)
+    call.offsets = offsets
     call.weights = weights.pointers
     call.a, call.a_stride_bytes = ffi.cast("void *", rows.address), rows.stride_bytes
     call.out, call.out_stride_bytes = ffi.cast("void *", result.address), result.stride_bytes
@@ -236,12 +252,11 @@ def _length(value: Any, name: str) -> int:
     return array.n_rows * array.n_columns
 
 
-def _check_offsets(bounds: Array) -> int:
+def _check_offsets(values: Sequence[int]) -> int:
     """Number of rows that the offsets give out. Raises InvalidArgumentError unless they ascend."""
-    values = ffi.unpack(ffi.cast("int32_t *", bounds.address), bounds.n_rows * bounds.n_columns)
     if values[0] != 0 or any(a > b for a, b in itertools.pairwise(values)):
         raise InvalidArgumentError(f"offsets: must ascend from 0, are {values[:8]}...")
-    return int(values[-1])
+    return values[-1]
 
 
 def _set_residual(

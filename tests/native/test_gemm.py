@@ -265,6 +265,11 @@ def test_a_wrong_argument_is_named(arguments: dict[str, object], named: str) -> 
     assert named in str(error.value)
 
 
+def test_one_product_takes_one_weight() -> None:
+    with pytest.raises(InvalidArgumentError, match="weight: must be one matrix, is a group of 2"):
+        gemm.linear(A, gemm.WeightGroup([WEIGHT, WEIGHT]), OUT)
+
+
 @pytest.mark.parametrize("offsets", [[0, 2, 1], [1, 2, 3], [0, -1, 3]])
 def test_offsets_must_ascend_from_zero(offsets: list[int]) -> None:
     group = gemm.WeightGroup([WEIGHT, WEIGHT])
