@@ -6,7 +6,6 @@ from enum import Enum
 
 from planner import report
 from planner.case import Case
-from planner.costs import StepLoad
 from planner.hardware import HardwareSpec
 from planner.memory import gpu_memory, host_memory, resident_layers
 from planner.scheduler import SchedulerLimits
@@ -15,12 +14,12 @@ from planner.spec import ModelSpec
 from planner.stage1 import (
     Stage1,
     cpu_attention_flops_per_second_needed,
-    generated_share,
     host_bytes_per_second_needed,
     kv_read_bytes_per_second,
     stage1,
 )
-from planner.stage2 import Stage2, batch_steps, kv_prompts_per_step, stage2
+from planner.stage2 import Stage2, stage2
+from planner.steady import steady
 from planner.units import format_bytes_both
 
 #: Generated tokens of a scaled simulation: what a command can wait for.
@@ -95,54 +94,6 @@ def finite_batch(case: Case) -> Stage2 | None:
         case.stream_s,
         case.gpu_tokens_per_s,
     )
-
-
-def steady(case: Case) -> report.SteadyReport:
-    """Stage 2 with every pass as long as its steady load takes on this machine.
-
-    q is what KV and step allow: min(M / sum of ceil((p+j)/b)·b, n_real / (p+g), K).
-    """
-    work, costs = case.workload, case.costs
-    p, g = work.prompt_tokens, work.generated_tokens
-    kv_q = kv_prompts_per_step(round(p), round(g), case.kv_capacity_tokens, case.block_tokens)
-    q = min(kv_q, case.step_tokens / (p + g), work.n_requests)
-    load = StepLoad(
-        tokens=q * (p + g),
-        sampled_tokens=q * g,
-        sequences=q * (g + 1),
-        decode_sequences=q * g,
-        decode_kv_tokens=q * g * (p + (g + 1) / 2),
-        prefill_own_pairs=q * p * (p + 1) / 2,
-    )
-    one = costs.iteration(load)
-    total_s = batch_steps(work.n_requests, q, g) * one.total_s
-    rate = work.total_tokens / total_s
-    return report.SteadyReport(
-        tokens_per_s=rate,
-        generated_tokens_per_s=generated_share(rate, p, g),
-        limit=_steady_limit(one.limit, kv_bound=q == kv_q),
-        pass_s=one.total_s,
-        prompts_per_step=q,
-        step_tokens=load.tokens,
-        seconds_by_resource={
-            "link": one.h2d_s,
-            "link_d2h": one.d2h_s,
-            "device": one.device_s,
-            "attention": one.attention_s,
-            "host_memory": one.host_memory_s,
-            "head": one.head_s,
-            "overhead": one.overhead_s,
-        },
-        total_s=total_s,
-    )
-
-
-def _steady_limit(slowest: str, kv_bound: bool) -> str:
-    """What more of would raise the steady rate. A pass that waits for its weights would take more
-    tokens in the same time: the KV keeps them out, or n_real does, which is the device's limit."""
-    if slowest in ("link", "link_d2h"):
-        return "kv_capacity" if kv_bound else "gpu"
-    return slowest
 
 
 def simulation(case: Case, detail: Detail = Detail.SCALED) -> tuple[Simulation, float]:

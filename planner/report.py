@@ -118,10 +118,10 @@ class Stage2Report:
 
 @dataclass(frozen=True)
 class SteadyReport:
-    """Stage 2 with the iteration's cost terms: K/q + g passes, each as long as one with the steady
-    load takes (link with its slowdown, device, CPU attention, host memory). `limit` is
-    "kv_capacity" or "gpu" where passes wait for the weights, as in Stage 2, else the slowest
-    resource. Closed and monotone, so that sizing can be done with it."""
+    """Stage 2 with the iteration's cost terms: K/q + g passes, each as long as its load takes (link
+    with its slowdown, device, CPU attention, host memory). `limit` is "kv_capacity" or "gpu" where
+    passes wait for the weights, as in Stage 2, else the slowest resource; `pass_s` and the seconds
+    are of a pass at full load. A closed form, so that sizing can be done with it."""
 
     tokens_per_s: float
     generated_tokens_per_s: float
