@@ -180,8 +180,8 @@ typedef struct {
     /* Writer: device; control rings it too when it retires the segment. Futex that sleeping
      * attention processes wait on: 1 is added for every job posted. */
     ML_LINE ml_word32 bell;
-    /* Attention processes that sleep or are about to. One that dies asleep leaves it too high, which
-     * costs a needless wake and nothing else. */
+    /* Attention processes that sleep or are about to. One that dies asleep leaves it too high,
+     * which costs a needless wake and nothing else. */
     ML_LINE ml_word32 sleepers;
 } ml_header;
 _Static_assert(offsetof(ml_header, geometry) == 40, "header layout");
@@ -223,17 +223,18 @@ typedef struct {
     ml_word32 n_tiles;
     ml_word32 n_tasks;
     ml_word64 order; /* of all jobs of both slots: the older one goes first (a hint) */
-    ml_word32 node_begin[ML_MAX_NODES + 1]; /* tasks of node i: [node_begin[i], node_begin[i + 1]) */
+    ml_word32 node_begin[ML_MAX_NODES + 1]; /* node i: tasks [node_begin[i], node_begin[i + 1]) */
     /* Store tasks are claimed first; then those of the own node, then any. */
     ml_cursor store_cursor;
     ml_cursor node_cursors[ML_MAX_NODES];
-    /* Stores not finished yet. Device sets it; attention processes subtract (release) after storing,
-     * and acquire 0 before they read what others stored. */
+    /* Stores not finished yet. Device sets it; attention processes subtract (release) after
+     * storing, and acquire 0 before they read what others stored. */
     ML_LINE ml_word32 stores_left;
     /* Stores and tasks not finished yet. As above; who brings it to 0 ends the job (acq_rel: it has
      * then seen what all others wrote, and passes it on through `done`). */
     ML_LINE ml_word32 work_left;
-    /* First error: status in the low half, item in the high half. Device clears, any process sets. */
+    /* First error: status in the low half, item in the high half. Device clears, any process sets.
+     * */
     ML_LINE ml_word64 error;
     /* Writer: who ends the job. Release of everything that the job wrote. The device's futex. */
     ML_LINE ml_word32 done;

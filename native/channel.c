@@ -73,7 +73,8 @@ int ml_port_set_blocks(ml_port *port, uint32_t row, uint32_t first_index, const 
     if (row >= segment->geometry.max_sequences) return ML_BAD_ITEM_ROW;
     if (n_blocks > capacity || first_index > capacity - n_blocks) return ML_BAD_ITEM_POSITION;
     for (uint32_t i = 0; i < n_blocks; i++)
-        if (blocks[i] < 0 || (uint32_t)blocks[i] >= segment->geometry.kv_blocks) return ML_BAD_BLOCK;
+        if (blocks[i] < 0 || (uint32_t)blocks[i] >= segment->geometry.kv_blocks)
+            return ML_BAD_BLOCK;
     _Atomic int32_t *entries = ml_block_row(segment, row) + first_index;
     /* Relaxed: the release of the next post makes them visible. */
     for (uint32_t i = 0; i < n_blocks; i++)
@@ -205,7 +206,8 @@ static void collect(ml_port *port, uint32_t slot, ml_job_result *result) {
         uint64_t busy_ns = atomic_load_explicit(&times[i].busy_ns, memory_order_relaxed);
         result->busy_ns += busy_ns;
         result->longest_ns = ml_max(result->longest_ns, busy_ns);
-        result->kv_read_bytes += atomic_load_explicit(&times[i].kv_read_bytes, memory_order_relaxed);
+        result->kv_read_bytes +=
+            atomic_load_explicit(&times[i].kv_read_bytes, memory_order_relaxed);
         result->tasks += atomic_load_explicit(&times[i].tasks, memory_order_relaxed);
     }
     if (result->error != ML_OK) own->prepared = 0;

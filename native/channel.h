@@ -23,10 +23,11 @@ const char *ml_geometry_error(const ml_geometry *geometry);
 int ml_layout_of(const ml_geometry *geometry, ml_layout *layout);
 
 /* Make a segment of the empty file `fd` (kept open until ml_segment_close, which closes it): memory
- * is reserved here, so that no later write can meet a full file system (SIGBUS). Life is BUILDING. */
+ * is reserved here, so that no later write can meet a full file system (SIGBUS). Life is BUILDING.
+ * */
 int ml_segment_create(int fd, const ml_geometry *geometry, uint64_t epoch, ml_segment **segment);
-/* Map a segment that somebody made; ML_BAD_SEGMENT where the file is not one of this version, or its
- * words do not fit each other or the file's size. Takes `fd` over where it returns ML_OK. */
+/* Map a segment that somebody made; ML_BAD_SEGMENT where the file is not one of this version, or
+ * its words do not fit each other or the file's size. Takes `fd` over where it returns ML_OK. */
 int ml_segment_open(int fd, ml_segment **segment);
 /* The same for `bytes` of page-aligned memory that the caller keeps (no locks, no peers). */
 int ml_segment_attach(void *base, uint64_t bytes, ml_segment **segment);
@@ -38,8 +39,8 @@ uint64_t ml_segment_epoch(const ml_segment *segment);
 uint8_t *ml_segment_base(const ml_segment *segment);
 uint32_t ml_segment_life(const ml_segment *segment);
 void ml_segment_publish(ml_segment *segment); /* BUILDING -> LIVE */
-/* -> RETIRED, and wakes everybody. cause: ML_PEER_DIED or ML_PEER_HUNG, and the participant whom it is
- * about; ML_EPOCH_RETIRED otherwise. */
+/* -> RETIRED, and wakes everybody. cause: ML_PEER_DIED or ML_PEER_HUNG, and the participant whom it
+ * is about; ML_EPOCH_RETIRED otherwise. */
 void ml_segment_retire(ml_segment *segment, int cause, uint32_t culprit);
 
 /* Take a participant's lock; ML_SLOT_BUSY where another process holds it. */
@@ -58,7 +59,8 @@ typedef struct {
     uint64_t heartbeat, tasks, busy_ns, kv_read_bytes;
     uint32_t state, detail, pid, cpu;
 } ml_participant_view;
-void ml_participant_read(const ml_segment *segment, uint32_t participant, ml_participant_view *view);
+void ml_participant_read(const ml_segment *segment, uint32_t participant,
+                         ml_participant_view *view);
 
 /* Map `bytes` of `fd`, spread over `n_nodes` NUMA nodes (see abi.h; `nodes` are the kernel's
  * numbers; n_nodes 1 binds nothing), with huge pages where `huge`, and reserve all of it. Binding
@@ -84,8 +86,8 @@ typedef struct {
     uint32_t error; /* ml_status of the job; ML_OK: outputs are valid */
 } ml_job_result;
 
-/* Becomes the segment's device. spin_ns: how long a wait may spin before it sleeps; peer_timeout_ns:
- * how long a heartbeat may stand still. */
+/* Becomes the segment's device. spin_ns: how long a wait may spin before it sleeps;
+ * peer_timeout_ns: how long a heartbeat may stand still. */
 int ml_port_open(ml_segment *segment, uint64_t peer_timeout_ns, uint64_t spin_ns, ml_port **port);
 void ml_port_close(ml_port *port);
 /* blocks become entries first_index, ... of a sequence's row. ML_BAD_ITEM_ROW, ML_BAD_ITEM_POSITION
@@ -102,7 +104,8 @@ int ml_port_prepare(ml_port *port, uint32_t slot, const ml_item *items, uint32_t
 int ml_port_post(ml_port *port, uint32_t slot, uint32_t layer);
 /* Wait for the slot's job. ML_OK: it ended, result->error tells how. */
 int ml_port_wait(ml_port *port, uint32_t slot, uint64_t timeout_ns, ml_job_result *result);
-/* Look once at all peers: ML_OK, ML_PEER_DIED, ML_PEER_HUNG (*peer tells whom) or ML_EPOCH_RETIRED. */
+/* Look once at all peers: ML_OK, ML_PEER_DIED, ML_PEER_HUNG (*peer tells whom) or ML_EPOCH_RETIRED.
+ * */
 int ml_port_check_peers(ml_port *port, uint32_t *peer);
 /* From any thread: present and later waits end with ML_CANCELLED. */
 void ml_port_cancel(ml_port *port);

@@ -32,8 +32,8 @@ static inline void ml_futex_wake(ml_word32 *word) {
     syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-/* Spin while *word == seen, for at most spin_ns; returns whether it changed. The clock is read once in
- * 32 pauses (about a microsecond), since reading it costs as much as several pauses. */
+/* Spin while *word == seen, for at most spin_ns; returns whether it changed. The clock is read once
+ * in 32 pauses (about a microsecond), since reading it costs as much as several pauses. */
 static inline int ml_spin_while(const ml_word32 *word, uint32_t seen, uint64_t spin_ns) {
     uint64_t end_ns = ml_now_ns() + spin_ns;
     do {

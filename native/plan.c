@@ -26,7 +26,8 @@ typedef struct {
 
 static int check_blocks(const ml_segment *segment, const ml_item *item) {
     _Atomic int32_t *row = ml_block_row(segment, item->row);
-    uint64_t n_blocks = ml_div_ceil((uint64_t)item->start_position + item->n_tokens, ML_BLOCK_TOKENS);
+    uint64_t end = (uint64_t)item->start_position + item->n_tokens;
+    uint64_t n_blocks = ml_div_ceil(end, ML_BLOCK_TOKENS);
     for (uint64_t i = 0; i < n_blocks; i++) {
         int32_t block = atomic_load_explicit(&row[i], memory_order_relaxed);
         if (block < 0 || (uint32_t)block >= segment->geometry.kv_blocks) return ML_BAD_BLOCK;
@@ -119,7 +120,8 @@ static int add_stores(plan *p, uint32_t item_index, const ml_item *item) {
         uint32_t in_piece = (item->start_position + token) % ML_STORE_TOKENS;
         uint32_t n = (uint32_t)ml_min(ML_STORE_TOKENS - in_piece, item->n_tokens - token);
         if (p->n_stores == p->layout->max_stores) return ML_TOO_MANY_ITEMS;
-        p->stores[p->n_stores++] = (ml_store){.item = item_index, .first_token = token, .n_tokens = n};
+        p->stores[p->n_stores++] =
+            (ml_store){.item = item_index, .first_token = token, .n_tokens = n};
         token += n;
     }
     return ML_OK;
@@ -203,7 +205,8 @@ static void sort_tasks(const plan *p, ml_task *sorted, uint32_t *node_begin) {
     for (uint32_t i = 0; i < p->n_tasks; i++) next[p->port->classes[i] + 1]++;
     for (uint32_t c = 1; c <= 2 * ML_MAX_NODES; c++) next[c] += next[c - 1];
     for (uint32_t node = 0; node <= ML_MAX_NODES; node++) node_begin[node] = next[2 * node];
-    for (uint32_t i = 0; i < p->n_tasks; i++) sorted[next[p->port->classes[i]]++] = p->port->tasks[i];
+    for (uint32_t i = 0; i < p->n_tasks; i++)
+        sorted[next[p->port->classes[i]]++] = p->port->tasks[i];
 }
 
 int ml_plan(ml_port *port, uint32_t slot, const ml_item *items, uint32_t n_items,

@@ -17,8 +17,8 @@ _Static_assert(sizeof(off_t) == 8, "segments are larger than 2 GB");
 
 /* ---- locks ---- */
 
-/* OFD locks belong to the open file, not to the process: two handles of one process exclude each other
- * as two processes do, and closing some other descriptor of the file does not drop them. */
+/* OFD locks belong to the open file, not to the process: two handles of one process exclude each
+ * other as two processes do, and closing some other descriptor of the file does not drop them. */
 static int lock_byte(int fd, int command, uint32_t participant, struct flock *lock) {
     *lock = (struct flock){
         .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)participant, .l_len = 1};
@@ -115,7 +115,8 @@ static void write_header(ml_segment *segment) {
     header->kv_arena_bytes = segment->layout.kv_arena_bytes;
     header->geometry = segment->geometry;
     header->checksum = checksum_of(header);
-    uint64_t entries = (uint64_t)segment->geometry.max_sequences * segment->layout.blocks_per_sequence;
+    uint64_t entries =
+        (uint64_t)segment->geometry.max_sequences * segment->layout.blocks_per_sequence;
     memset(segment->base + segment->layout.block_tables, 0xff, entries * sizeof(int32_t));
     atomic_store_explicit(&header->life, ML_BUILDING, memory_order_release);
 }
@@ -234,7 +235,8 @@ void ml_segment_retire(ml_segment *segment, int cause, uint32_t culprit) {
      * changed (they tell results), so a device about to sleep notices at its next look. */
     atomic_fetch_add_explicit(&header->bell, 1, memory_order_release);
     ml_futex_wake(&header->bell);
-    for (uint32_t slot = 0; slot < ML_SLOTS; slot++) ml_futex_wake(&ml_slot_of(segment, slot)->done);
+    for (uint32_t slot = 0; slot < ML_SLOTS; slot++)
+        ml_futex_wake(&ml_slot_of(segment, slot)->done);
 }
 
 /* ---- arena ---- */

@@ -40,8 +40,8 @@ static inline uint8_t *ml_activations_of(const ml_segment *segment, uint32_t slo
     return segment->base + segment->layout.activations + slot * segment->layout.activation_bytes;
 }
 
-/* A sequence's row of the block table. Entries are words, for a job may run that uses the first ones
- * while the device appends more. */
+/* A sequence's row of the block table. Entries are words, for a job may run that uses the first
+ * ones while the device appends more. */
 static inline _Atomic int32_t *ml_block_row(const ml_segment *segment, uint32_t row) {
     uint64_t entry = (uint64_t)row * segment->layout.blocks_per_sequence;
     return (_Atomic int32_t *)(void *)(segment->base + segment->layout.block_tables) + entry;

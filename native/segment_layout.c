@@ -59,7 +59,8 @@ const char *ml_geometry_error(const ml_geometry *g) {
     if (outside(g->max_sequences, ML_MAX_SEQUENCES)) return "max_sequences: must be 1 to 2^20";
     if (outside(g->max_context_tokens, ML_MAX_CONTEXT_TOKENS))
         return "max_context_tokens: must be 1 to 2^22";
-    if (outside(g->max_slot_tokens, ML_MAX_SLOT_TOKENS)) return "max_slot_tokens: must be 1 to 2^20";
+    if (outside(g->max_slot_tokens, ML_MAX_SLOT_TOKENS))
+        return "max_slot_tokens: must be 1 to 2^20";
     if (outside(g->n_processes, ML_MAX_PROCESSES)) return "n_processes: must be 1 to 256";
     if (outside(g->n_nodes, ML_MAX_NODES)) return "n_nodes: must be 1 to 8";
     if (!isfinite(g->scale) || g->scale == 0) return "scale: must be finite and not 0";
@@ -83,8 +84,8 @@ static void count(const ml_geometry *g, ml_layout *layout) {
     uint64_t row_bytes = 4ull * g->n_q_heads * (g->head_dim + 1);
     uint64_t max_splits = ml_div_ceil(g->max_context_tokens, ML_SPLIT_TOKENS);
     uint64_t items = ml_min(g->max_sequences, g->max_slot_tokens);
-    /* Splits of all sequences that the cache can hold, each with one query row, and some for chunks;
-     * when they run out, tiles are not shared among processes, and nothing else changes. */
+    /* Splits of all sequences that the cache can hold, each with one query row, and some for
+     * chunks; when they run out, tiles are not shared among processes, and nothing else changes. */
     uint64_t rows = g->kv_blocks / (ML_SPLIT_TOKENS / ML_BLOCK_TOKENS) + items + SPARE_PARTIAL_ROWS;
     layout->blocks_per_sequence = (uint32_t)ml_div_ceil(g->max_context_tokens, ML_BLOCK_TOKENS);
     layout->max_items = (uint32_t)items;
@@ -93,7 +94,8 @@ static void count(const ml_geometry *g, ml_layout *layout) {
     layout->max_tiles = (uint32_t)(g->max_slot_tokens / ML_MIN_TILE_TOKENS + 2 * items);
     layout->partial_rows = (uint32_t)ml_min(rows, MAX_PARTIAL_BYTES / row_bytes);
     layout->max_tasks = layout->max_tiles + layout->partial_rows;
-    layout->scratch_rows = (uint32_t)ml_max(16 * ML_MAX_TILE_TOKENS, ML_MIN_TILE_TOKENS * max_splits);
+    layout->scratch_rows =
+        (uint32_t)ml_max(16 * ML_MAX_TILE_TOKENS, ML_MIN_TILE_TOKENS * max_splits);
     layout->scratch_bytes = layout->scratch_rows * row_bytes + 4ull * layout->blocks_per_sequence;
 }
 

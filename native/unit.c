@@ -1,7 +1,8 @@
 /* Running one unit of work: a store, or a task over some splits of a query tile.
  *
  * Nothing in the segment is trusted: another process may have gone wild, or be of another opinion.
- * Words are copied first and the copies checked and used, so that what changes meanwhile does no harm.
+ * Words are copied first and the copies checked and used, so that what changes meanwhile does no
+ * harm.
  */
 #define _GNU_SOURCE
 #include "worker.h"
@@ -42,7 +43,8 @@ static int copy_blocks(ml_worker *worker, const ml_unit *unit, uint32_t begin, u
     uint32_t end_block = (uint32_t)ml_div_ceil(end, ML_BLOCK_TOKENS);
     for (uint32_t i = begin / ML_BLOCK_TOKENS; i < end_block; i++) {
         int32_t block = atomic_load_explicit(&row[i], memory_order_relaxed);
-        if (block < 0 || (uint32_t)block >= worker->segment->geometry.kv_blocks) return ML_BAD_BLOCK;
+        if (block < 0 || (uint32_t)block >= worker->segment->geometry.kv_blocks)
+            return ML_BAD_BLOCK;
         worker->blocks[i] = block;
     }
     return ML_OK;
@@ -57,13 +59,13 @@ static int copy_tile(const ml_worker *worker, ml_unit *unit, uint32_t index, til
     int status = copy_item(worker, unit, copy.item);
     if (status != ML_OK) return status;
     const ml_item *item = &unit->item;
-    if (copy.n_tokens == 0 || copy.n_tokens > ML_MAX_TILE_TOKENS || copy.n_tokens > item->n_tokens ||
-        copy.first_token > item->n_tokens - copy.n_tokens)
+    if (copy.n_tokens == 0 || copy.n_tokens > ML_MAX_TILE_TOKENS ||
+        copy.n_tokens > item->n_tokens || copy.first_token > item->n_tokens - copy.n_tokens)
         return ML_BAD_TILE;
     tile->first_token = copy.first_token;
     tile->n_tokens = copy.n_tokens;
-    uint32_t own_tokens = item->flags & ML_ATTEND_EARLIER_ONLY ? 0 : copy.first_token + copy.n_tokens;
-    tile->kv_end = item->start_position + own_tokens;
+    uint32_t end_token = copy.first_token + copy.n_tokens;
+    tile->kv_end = item->start_position + (item->flags & ML_ATTEND_EARLIER_ONLY ? 0 : end_token);
     tile->n_splits = (uint32_t)ml_div_ceil(tile->kv_end, ML_SPLIT_TOKENS);
     tile->n_tasks = copy.n_tasks;
     tile->partials = copy.partials;
@@ -118,7 +120,8 @@ static int store_tokens(ml_worker *worker, const ml_unit *unit, uint32_t token, 
 
 int ml_run_store(ml_worker *worker, ml_unit *unit, uint32_t index) {
     ml_store store;
-    memcpy(&store, &ML_SLOT_PART(worker->segment, unit->slot, stores, ml_store)[index], sizeof store);
+    memcpy(&store, &ML_SLOT_PART(worker->segment, unit->slot, stores, ml_store)[index],
+           sizeof store);
     int status = copy_item(worker, unit, store.item);
     if (status != ML_OK) return status;
     if (store.n_tokens == 0 || store.n_tokens > unit->item.n_tokens ||
@@ -208,7 +211,8 @@ static int check_task(const ml_unit *unit, const tile_words *tile, const ml_task
     if (task->first_split > task->end_split || task->end_split > tile->n_splits) return ML_BAD_TASK;
     if (tile->n_tasks == 1 && (task->first_split != 0 || task->end_split != tile->n_splits))
         return ML_BAD_TASK;
-    if (task->store_first && (unit->item.n_tokens != 1 || unit->item.flags != 0)) return ML_BAD_TASK;
+    if (task->store_first && (unit->item.n_tokens != 1 || unit->item.flags != 0))
+        return ML_BAD_TASK;
     return ML_OK;
 }
 

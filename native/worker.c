@@ -55,8 +55,8 @@ static void set_error(ml_slot *words, int status, uint32_t item) {
 }
 
 static void end_job(ml_slot *words, uint32_t job) {
-    /* Sequentially consistent, as in sleep_on of channel.c: either we see that the device sleeps, or
-     * it sees that the job has ended before it goes to sleep. */
+    /* Sequentially consistent, as in sleep_on of channel.c: either we see that the device sleeps,
+     * or it sees that the job has ended before it goes to sleep. */
     atomic_store_explicit(&words->done, job, memory_order_seq_cst);
     if (atomic_load_explicit(&words->device_sleeps, memory_order_seq_cst) != 0)
         ml_futex_wake(&words->done);
@@ -293,8 +293,8 @@ int ml_worker_run(ml_worker *worker) {
          * it. */
         uint32_t bell = atomic_load_explicit(&header->bell, memory_order_acquire);
         if (ml_worker_poll(worker) != 0) continue;
-        if (worker->options.spin_ns > 0 && ml_spin_while(&header->bell, bell, worker->options.spin_ns))
-            continue;
+        uint64_t spin_ns = worker->options.spin_ns;
+        if (spin_ns > 0 && ml_spin_while(&header->bell, bell, spin_ns)) continue;
         sleep_on_bell(header, bell);
     }
 }

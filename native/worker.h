@@ -44,8 +44,8 @@ typedef struct {
     uint32_t item_index; /* UINT32_MAX until it is known */
 } ml_unit;
 
-/* Both check every word that they read from the segment before they use it, and return ML_OK or what
- * is wrong. A task that reads what stores write expects them to be done: see ml_task_waits. */
+/* Both check every word that they read from the segment before they use it, and return ML_OK or
+ * what is wrong. A task that reads what stores write expects them to be done: see ml_task_waits. */
 int ml_run_store(ml_worker *worker, ml_unit *unit, uint32_t index);
 int ml_run_task(ml_worker *worker, ml_unit *unit, uint32_t index);
 /* Whether task `index` must wait for the job's stores. */

@@ -1,6 +1,7 @@
-/* Mutates the words that other processes write, and runs the attention loop and the device's wait on
- * them: `channel_fuzz MUTATIONS SEED DIRECTORY`. Compiled with AddressSanitizer and UBSan, segment and
- * arena in allocations of exactly their size. Nothing may crash, hang, or touch q, k and v. */
+/* Mutates the words that other processes write, and runs the attention loop and the device's wait
+ * on them: `channel_fuzz MUTATIONS SEED DIRECTORY`. Compiled with AddressSanitizer and UBSan,
+ * segment and arena in allocations of exactly their size. Nothing may crash, hang, or touch q, k
+ * and v. */
 #define _GNU_SOURCE
 #include <assert.h>
 #include <fcntl.h>
@@ -120,7 +121,8 @@ static void set_up(fuzz *f, const char *directory) {
         for (int32_t row = 0; row < 4; row++)
             for (int32_t block = 0; block < 100; block++) {
                 int32_t id = (31 * row + 7 * block) % 128;
-                expect(ml_port_set_blocks(port, (uint32_t)row, (uint32_t)block, &id, 1) == ML_OK, "block");
+                int status = ml_port_set_blocks(port, (uint32_t)row, (uint32_t)block, &id, 1);
+                expect(status == ML_OK, "block");
             }
         for (uint32_t slot = 0; slot < ML_SLOTS; slot++) post_random_job(f, port, slot);
         f->jobs[i] = malloc(f->control_bytes);

@@ -1,6 +1,6 @@
 /* One device and several attention loops as threads of one process, for ThreadSanitizer:
- * `channel_race JOBS DIRECTORY`. Both slots are always in flight; every output is compared with what
- * the same job gave when nothing ran beside it. */
+ * `channel_race JOBS DIRECTORY`. Both slots are always in flight; every output is compared with
+ * what the same job gave when nothing ran beside it. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -58,14 +58,15 @@ static float *rows(const ml_segment *segment, uint32_t slot, uint64_t offset) {
     return (float *)(void *)(ml_activations_of(segment, slot) + offset);
 }
 
-/* Sequences 8 * slot + 0 ... 7: kind 0 a batch of decodes, 1 one long chunk, 2 a mix, 3 one decode. */
+/* Sequences 8 * slot + 0 ... 7: kind 0 a batch of decodes, 1 one long chunk, 2 a mix, 3 one decode.
+ * */
 static uint32_t prepare(ml_port *port, uint32_t slot, uint32_t kind) {
     ml_item items[8] = {{0}};
     uint32_t n_items = kind == 0 ? 8 : kind == 2 ? 5 : 1, offset = 0;
     for (uint32_t i = 0; i < n_items; i++) {
         uint32_t chunk = kind == 1 ? 200 : kind == 2 && i < 2 ? 70 : 1;
-        items[i] = (ml_item){.row = 8 * slot + i, .start_position = 100 * i + 300, .n_tokens = chunk,
-                             .slot_offset = offset};
+        items[i] = (ml_item){.row = 8 * slot + i, .start_position = 100 * i + 300,
+                             .n_tokens = chunk, .slot_offset = offset};
         offset += chunk;
     }
     ml_job_result result;
@@ -78,7 +79,8 @@ static void fill_inputs(const ml_segment *segment) {
     for (uint32_t slot = 0; slot < ML_SLOTS; slot++) {
         uint64_t n = layout->out / 4;
         float *inputs = rows(segment, slot, 0);
-        for (uint64_t i = 0; i < n; i++) inputs[i] = (float)(i * 2654435761u % 1000) / 500.0f - 1.0f;
+        for (uint64_t i = 0; i < n; i++)
+            inputs[i] = (float)(i * 2654435761u % 1000) / 500.0f - 1.0f;
     }
 }
 

@@ -1,9 +1,9 @@
-/* Jobs through the channel as fast as they go, from this process to attention loops in processes of their
- * own: `channel_soak SECONDS PROCESSES SPIN_NS DIRECTORY`.
+/* Jobs through the channel as fast as they go, from this process to attention loops in processes of
+ * their own: `channel_soak SECONDS PROCESSES SPIN_NS DIRECTORY`.
  *
- * Each job adds one token to the sequence of its slot and attends to all of it. With q = 0 the output is
- * the mean of all values stored so far, so that a job lost, doubled or out of order shows in all
- * later outputs of the round; and the loops' own counters must add up to what was posted. */
+ * Each job adds one token to the sequence of its slot and attends to all of it. With q = 0 the
+ * output is the mean of all values stored so far, so that a job lost, doubled or out of order shows
+ * in all later outputs of the round; and the loops' own counters must add up to what was posted. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <math.h>
@@ -84,7 +84,7 @@ static void wait_and_check(device *d, uint32_t slot) {
     expect(status == ML_OK && result.error == ML_OK && result.tasks == 1, "each job ends, once");
     double n = (double)((d->n_posted[slot] - 1) % CONTEXT + 1);
     double mean = row(d, slot, layout->out)[HEAD_DIM - 1];
-    expect(fabs(mean - d->sum[slot] / n) < 4096 * 1e-6, "output is that of all jobs so far, in order");
+    expect(fabs(mean - d->sum[slot] / n) < 4096 * 1e-6, "output is that of all jobs, in order");
     expect(fabs(row(d, slot, layout->lse)[0] - log(n)) < 1e-5, "lse too");
 }
 
@@ -100,7 +100,8 @@ int main(int n_arguments, char **arguments) {
     expect(fd >= 0, "create");
     expect(ml_segment_create(fd, &geometry, 1, &control) == ML_OK, "ml_segment_create");
     uint64_t arena_bytes = ml_segment_layout(control)->kv_arena_bytes;
-    void *arena = mmap(NULL, arena_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int shared = MAP_SHARED | MAP_ANONYMOUS;
+    void *arena = mmap(NULL, arena_bytes, PROT_READ | PROT_WRITE, shared, -1, 0);
     for (uint32_t i = 0; i < geometry.n_processes; i++)
         if (fork() == 0) _exit(attention_process(path, arena, i, spin_ns));
     wait_until_ready(control);
@@ -140,6 +141,7 @@ int main(int n_arguments, char **arguments) {
     ml_segment_close(d.segment);
     ml_segment_close(control);
     unlink(path);
-    printf("jobs: %llu, per second: %.0f\n", (unsigned long long)n_tasks, (double)n_tasks / elapsed_s);
+    printf("jobs: %llu, per second: %.0f\n", (unsigned long long)n_tasks,
+           (double)n_tasks / elapsed_s);
     return 0;
 }
