@@ -233,8 +233,7 @@ typedef struct {
     /* Stores and tasks not finished yet. As above; who brings it to 0 ends the job (acq_rel: it has
      * then seen what all others wrote, and passes it on through `done`). */
     ML_LINE ml_word32 work_left;
-    /* First error: status in the low half, item in the high half. Device clears, any process sets.
-     * */
+    /* First error: status in the low half, item in the high one. Device clears, any other sets. */
     ML_LINE ml_word64 error;
     /* Writer: who ends the job. Release of everything that the job wrote. The device's futex. */
     ML_LINE ml_word32 done;

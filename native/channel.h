@@ -23,8 +23,7 @@ const char *ml_geometry_error(const ml_geometry *geometry);
 int ml_layout_of(const ml_geometry *geometry, ml_layout *layout);
 
 /* Make a segment of the empty file `fd` (kept open until ml_segment_close, which closes it): memory
- * is reserved here, so that no later write can meet a full file system (SIGBUS). Life is BUILDING.
- * */
+ * is reserved here, so that no later write can meet a full file system (SIGBUS). Life: BUILDING. */
 int ml_segment_create(int fd, const ml_geometry *geometry, uint64_t epoch, ml_segment **segment);
 /* Map a segment that somebody made; ML_BAD_SEGMENT where the file is not one of this version, or
  * its words do not fit each other or the file's size. Takes `fd` over where it returns ML_OK. */
@@ -104,8 +103,7 @@ int ml_port_prepare(ml_port *port, uint32_t slot, const ml_item *items, uint32_t
 int ml_port_post(ml_port *port, uint32_t slot, uint32_t layer);
 /* Wait for the slot's job. ML_OK: it ended, result->error tells how. */
 int ml_port_wait(ml_port *port, uint32_t slot, uint64_t timeout_ns, ml_job_result *result);
-/* Look once at all peers: ML_OK, ML_PEER_DIED, ML_PEER_HUNG (*peer tells whom) or ML_EPOCH_RETIRED.
- * */
+/* Look once at all peers: ML_OK, ML_EPOCH_RETIRED, or ML_PEER_DIED, ML_PEER_HUNG and *peer. */
 int ml_port_check_peers(ml_port *port, uint32_t *peer);
 /* From any thread: present and later waits end with ML_CANCELLED. */
 void ml_port_cancel(ml_port *port);
