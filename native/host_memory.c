@@ -78,14 +78,18 @@ static void copy_past_caches(char *to, const char *from, size_t n) {
 uint64_t ml_paced_copy(const ml_paced_copy_call *call) {
     uint64_t start = call->ready_ns ? call->ready_ns : now_ns();
     if (call->link_free_ns > start) start = call->link_free_ns;
-    uint64_t due = start;
+    uint64_t arrived = start;
     for (size_t done = 0, n; done < call->size_bytes; done += n) {
         n = call->size_bytes - done;
         if (n > call->piece_bytes) n = call->piece_bytes;
         copy_past_caches((char *)call->to + done, (const char *)call->from + done, n);
+        arrived = now_ns();
         if (call->bytes_per_s <= 0) continue;
-        due = start + (uint64_t)((double)(done + n) / call->bytes_per_s * 1e9);
-        if (due > now_ns()) sleep_until(due);
+        const double link_ns = (double)(done + n) / call->bytes_per_s * 1e9;
+        const uint64_t due = start + (uint64_t)link_ns;
+        if (due <= arrived) continue; /* memory is slower than the link, or we were held up */
+        sleep_until(due);
+        arrived = due; /* not when we woke: the next packet makes up for that */
     }
-    return call->bytes_per_s > 0 ? due : now_ns();
+    return arrived;
 }

@@ -15,8 +15,8 @@ double ml_read_seconds(ml_pool *pool, const void *data, size_t size_bytes);
 /* One packet over an emulated link of bytes_per_s: copied in pieces of piece_bytes, each of which
  * ends no earlier than the link could have delivered it; sleeps in between. The link begins with
  * the packet at ready_ns or at link_free_ns, whichever is later (CLOCK_MONOTONIC; ready_ns 0: now).
- * Returns the time at which the link has delivered the last byte: the next packet's link_free_ns.
- * bytes_per_s 0: not paced, returns the time now. */
+ * Returns the time at which the last byte has arrived: the next packet's link_free_ns. bytes_per_s
+ * 0: not paced. */
 typedef struct {
     void *to;
     const void *from;

@@ -37,7 +37,7 @@ def test_a_copy_takes_the_time_the_link_would_and_little_of_the_processor() -> N
     to = np.zeros_like(data)
     start_s, cpu_s = time.monotonic(), time.process_time()
     seconds = EmulatedLink(2e8).copy(to, data)
-    assert seconds == pytest.approx(0.25)
+    assert seconds >= 0.25 - 1e-6
     assert time.monotonic() - start_s >= 0.25
     assert time.process_time() - cpu_s < 0.1
 
@@ -45,9 +45,9 @@ def test_a_copy_takes_the_time_the_link_would_and_little_of_the_processor() -> N
 def test_packets_that_were_ready_follow_without_a_pause() -> None:
     link, data = EmulatedLink(1e9), np.ones(1_000_000, np.uint8)
     start_ns = time.monotonic_ns()
-    for _ in range(20):
-        assert link.copy(data, data.copy(), ready_ns=start_ns) == pytest.approx(1e-3, rel=1e-3)
-    assert link.free_at_ns - start_ns == pytest.approx(20e6, rel=1e-3)
+    seconds = [link.copy(data, data.copy(), ready_ns=start_ns) for _ in range(20)]
+    assert sum(seconds) == pytest.approx((link.free_at_ns - start_ns) * 1e-9)
+    assert link.free_at_ns - start_ns >= 20e6 - 20
 
 
 def test_a_packet_does_not_start_before_it_is_ready() -> None:
@@ -57,6 +57,14 @@ def test_a_packet_does_not_start_before_it_is_ready() -> None:
     before_ns = time.monotonic_ns()
     link.copy(data, data.copy())
     assert link.free_at_ns - before_ns >= 1_000_000
+
+
+def test_a_link_faster_than_memory_reports_the_time_the_copy_took() -> None:
+    data, link = np.ones(50_000_000, np.uint8), EmulatedLink(1e15)
+    start_ns = time.monotonic_ns()
+    seconds = link.copy(np.zeros_like(data), data)
+    assert seconds > 50e6 / 1e12
+    assert start_ns < link.free_at_ns <= time.monotonic_ns()
 
 
 def test_wrong_arguments_are_named() -> None:
