@@ -34,8 +34,7 @@ struct ml_port {
     uint8_t *classes;      /* [max_tasks], by which they are sorted */
 };
 
-/* Cut items into stores, tiles and tasks in the segment (plan.c). Sets what of *slot prepare sets.
- * */
+/* Cut items into stores, tiles and tasks in the segment (plan.c), and count them in slots[slot]. */
 int ml_plan(ml_port *port, uint32_t slot, const ml_item *items, uint32_t n_items,
             uint32_t *bad_item);
 

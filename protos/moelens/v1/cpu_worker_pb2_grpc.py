@@ -54,19 +54,19 @@ class CpuWorkerServicer:
         processes; an earlier segment is retired (its epoch ends) and removed first. INVALID_ARGUMENT
         names the field that is wrong (the earlier epoch goes on). RESOURCE_EXHAUSTED itemises what
         memory was found and what is needed; retrying helps only once there is more. UNAVAILABLE: an
-        attention process did not start; retry. Whatever fails, nothing is left allocated. Safe to retry:
-        every call makes an epoch of its own, and the caller uses the last one's segment.
+        attention process did not start; retry. Whatever fails, nothing is left allocated. Safe to
+        retry: every call makes an epoch of its own, and the caller uses the last one's segment.
 
-        The epoch ends by itself when the process that attached to the segment leaves or dies, or when an
-        attention process dies or hangs; waits in the segment then say why. Configure again.
+        The epoch ends by itself when the process that attached to the segment leaves or dies, or when
+        an attention process dies or hangs; waits in the segment then say why. Configure again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Stats(self, request, context):
-        """Counters of the present epoch, or of the last one after it has ended. FAILED_PRECONDITION before
-        the first Configure.
+        """Counters of the present epoch, or of the last one after it has ended. FAILED_PRECONDITION
+        before the first Configure.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
