@@ -19,7 +19,7 @@ COPY cpu_worker cpu_worker
 RUN python3 -m venv /build && /build/bin/pip wheel --no-deps --wheel-dir /wheels .
 COPY deploy/wheels /wheels
 RUN python3 -m venv /opt/moe-lens \
-    && /opt/moe-lens/bin/pip install --no-cache-dir --no-compile --find-links /wheels \
+    && /opt/moe-lens/bin/pip install --no-cache-dir --find-links /wheels \
        --constraint constraints.txt 'moe-lens[engine]'
 
 FROM ${BASE_IMAGE}

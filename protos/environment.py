@@ -1,4 +1,4 @@
-"""The variables that our processes read: MOE_LENS_ and a name of this list, nothing else."""
+"""The variables that our processes and compose.yaml read: MOE_LENS_ and a name of this list."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,6 +7,8 @@ PREFIX = "MOE_LENS_"
 NAMES = frozenset(
     {
         "ATTENTION_PROCESSES",
+        "BASE_IMAGE",
+        "BATCH_DIR",
         "CPU_WORKER",
         "CPU_WORKER_LISTEN",
         "DEVICE",
@@ -18,32 +20,45 @@ NAMES = frozenset(
         "GPU_WORKER",
         "GPU_WORKER_LISTEN",
         "GRACE_S",
+        "GRAFANA_IMAGE",
+        "GRAFANA_PORT",
         "HARDWARE",
         "HUGE_PAGES",
+        "IMAGE",
         "ISA",
         "KV",
         "LIFELINE_FD",
         "LISTEN",
+        "LOCAL_LISTEN",
         "LOG_LEVEL",
+        "MAX_CALLS_PER_TOKEN",
+        "MAX_MESSAGE_BYTES",
         "MAX_PROMPT_BYTES",
         "MAX_SEQUENCES",
         "MAX_STEP_TOKENS",
         "MAX_WAITING_REQUESTS",
+        "MEASURE",
+        "MEMLOCK",
         "METRICS_LISTEN",
         "MODEL",
         "PACKET",
+        "PEER_CA",
+        "PEER_CERTIFICATE",
+        "PEER_KEY",
         "PEER_TIMEOUT_S",
         "PIN",
-        "PLAN_AHEAD_STEPS",
         "PLANNER",
         "PLANNER_LISTEN",
         "PLANNER_PORT",
+        "PLAN_AHEAD_STEPS",
         "PREFILL_CHUNK_TOKENS",
+        "PROMETHEUS_IMAGE",
         "RESIDENT",
         "SCHEDULE",
         "SERVED_MODEL",
         "SERVER",
         "SHM_DIR",
+        "SHM_SIZE",
         "SPIN_US",
         "STEP_TIMEOUT_S",
         "THREADS",
@@ -51,8 +66,9 @@ NAMES = frozenset(
         "TLS_CERTIFICATE",
         "TLS_CLIENT_CA",
         "TLS_KEY",
-        "TOKEN",
-        "TOKENS_FILE",
+        "TOKENS",
+        "TOKEN_FILE",
+        "WORKER_SHM_SIZE",
     }
 )
 

@@ -2,12 +2,15 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from protos.environment import NAMES
 
 ROOT = Path(__file__).resolve().parent.parent
 # Who may import whom. The planner's model and policy import neither the wire nor the kernels;
@@ -23,7 +26,15 @@ ALLOWED = {
     "gpu_worker": {"native", "protos", "moelens", "planner"},
     "gateway": {"native", "protos", "moelens", "planner"},
     # The one command: its root loads the other processes' subcommands when they are asked for.
-    "gateway.cli": {"gateway", "cpu_worker", "gpu_worker", "native", "protos", "moelens", "planner"},
+    "gateway.cli": {
+        "gateway",
+        "cpu_worker",
+        "gpu_worker",
+        "native",
+        "protos",
+        "moelens",
+        "planner",
+    },
 }
 PACKAGES = {name for name in ALLOWED if "." not in name}
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
@@ -35,7 +46,9 @@ def modules() -> Iterator[tuple[str, Path]]:
         base = ROOT / "protos" / "moelens" if top == "moelens" else ROOT / top
         for path in sorted(base.rglob("*.py")):
             relative = path.relative_to(base)
-            if path.name.endswith(GENERATED) or (top == "protos" and relative.parts[0] == "moelens"):
+            if path.name.endswith(GENERATED) or (
+                top == "protos" and relative.parts[0] == "moelens"
+            ):
                 continue
             parts = [top, *relative.with_suffix("").parts]
             yield ".".join(parts).removesuffix(".__init__"), path
@@ -90,3 +103,13 @@ def test_committed_stubs_are_what_the_protos_generate() -> None:
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_variable_that_the_code_names_is_a_known_one() -> None:
+    sources = [path for _, path in modules()] + [ROOT / "compose.yaml"]
+    named = {
+        name
+        for path in sources
+        for name in re.findall(r"MOE_LENS_([A-Z_]*[A-Z])", path.read_text())
+    }
+    assert named - NAMES == set()
