@@ -1,19 +1,20 @@
 """Answers to size, compare, explain and published as tables for people."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from planner.compare import ComparedSystem
 from planner.explain import Explanation
 from planner.explain import number as exact
 from planner.published import PublishedRow, mean_error
 from planner.sizing import MachineOption, SizeOption, SizeReport
-from planner.tables import console, limit_text, new_table, rate, share
+from planner.tables import console, new_table, rate, share
 from planner.units import (
     format_bytes,
     format_bytes_both,
     format_bytes_per_s,
     format_flops_per_s,
 )
+from planner.words import limit_text
 
 
 def print_size(found: SizeReport) -> None:
@@ -27,19 +28,28 @@ def print_size(found: SizeReport) -> None:
     )
     table = new_table(
         "One resource changed, all else as it is",
-        ("resource", "now", "least that does", "tokens/s", ""),
+        ("resource", "now", "least that does", "tokens/s"),
         right=(1, 2, 3),
     )
     for option in found.options:
         now, least = _amount(option, option.present), _amount(option, option.least)
-        table.add_row(option.resource, now, least, _known(option.tokens_per_s), option.why)
+        table.add_row(option.resource, now, least, _known(option.tokens_per_s))
     out.print(table)
+    _print_reasons((option.resource, option.why) for option in found.options)
     if found.changes:
         out.print()
         out.print(_changes(found))
     if found.machines:
         out.print()
         out.print(_machines(found.machines))
+        _print_reasons((option.hardware, option.why) for option in found.machines)
+
+
+def _print_reasons(named: Iterable[tuple[str, str]]) -> None:
+    """Why something does not reach the target, below the table that leaves it out."""
+    for name, why in named:
+        if why:
+            console().print(f"  {name}: {why}")
 
 
 def _amount(option: SizeOption, value: float | None) -> str:
@@ -73,7 +83,7 @@ def _changes(found: SizeReport) -> object:
 def _machines(options: Sequence[MachineOption]) -> object:
     table = new_table(
         "Other machines, the least host memory with each",
-        ("machine", "GPUs", "link each", "host memory", "tokens/s", ""),
+        ("machine", "GPUs", "link each", "host memory", "tokens/s"),
         right=(1, 2, 3, 4),
     )
     for option in options:
@@ -84,7 +94,6 @@ def _machines(options: Sequence[MachineOption]) -> object:
             "-" if link is None else format_bytes_per_s(link),
             "-" if least is None else format_bytes(least),
             _known(option.tokens_per_s),
-            option.why,
         )
     return table
 

@@ -1,6 +1,7 @@
 """One case: a model, a machine, a workload, and how memory is divided between them."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,8 @@ AUTO = "auto"
 #: Tokens of a step where no transfer sets a measure.
 DEFAULT_STEP_TOKENS = 8192
 _MOST_STEP_TOKENS = 2**20
+#: A device is efficient where so much of its time is spent in proportion to the tokens.
+_EFFICIENCY = 0.9
 
 
 @dataclass(frozen=True)
@@ -148,26 +151,43 @@ def device_tokens_per_s(model: ModelSpec, hardware: HardwareSpec) -> float:
 
 
 def n_real_tokens(model: ModelSpec, hardware: HardwareSpec, costs: IterationCosts) -> int:
-    """n_real: tokens at which the device takes as long for a layer as its transfer; a measured
-    value wins, and DEFAULT_STEP_TOKENS holds where nothing is streamed."""
+    """n_real: tokens at which the device takes as long for a layer as its transfer.
+
+    A measured value wins. Where the transfer is so short that the device would be busy with so few
+    tokens but not efficient, the tokens from which it is; DEFAULT_STEP_TOKENS where nothing is
+    streamed.
+    """
     measured = hardware.value("n_real_tokens")
     if measured and hardware.profiled_model in ("", model.name) and not costs.resident_share:
         return max(1, round(measured))
     layer_s = streamed_seconds(costs) / costs.n_layers
     if layer_s <= 0:
         return DEFAULT_STEP_TOKENS
+    if costs.host_read_bytes_per_s:  # the slower of a link and the memory that feeds it
+        streamed_bytes = costs.layer_bytes * (1 - costs.resident_share)
+        layer_s = max(layer_s, streamed_bytes / costs.host_read_bytes_per_s)
 
     def device_s(tokens: float) -> float:
         return costs.n_groups * costs.device_time.at(tokens / costs.n_groups)
 
+    slope_s = device_s(2.0 * _MOST_STEP_TOKENS) - device_s(_MOST_STEP_TOKENS)
+    per_token_s = slope_s / _MOST_STEP_TOKENS
+    hidden = _first_above(lambda tokens: device_s(tokens) >= layer_s)
+    efficient = _first_above(lambda n: device_s(n) * _EFFICIENCY <= n * per_token_s)
+    return max(1, round(max(hidden, efficient)))
+
+
+def _first_above(holds: Callable[[float], bool]) -> float:
+    """The least count, up to the most tokens of a step, for which a condition holds that goes on
+    holding."""
     most = 1.0
-    while device_s(most) < layer_s and most < _MOST_STEP_TOKENS:
+    while not holds(most) and most < _MOST_STEP_TOKENS:
         most *= 2
     least = most / 2
     for _ in range(30):
         middle = (least + most) / 2
-        least, most = (middle, most) if device_s(middle) < layer_s else (least, middle)
-    return max(1, round(most))
+        least, most = (least, middle) if holds(middle) else (middle, most)
+    return most
 
 
 def check(case: Case) -> Case:

@@ -6,7 +6,7 @@ from typing import Any
 
 from planner import plots
 from planner.errors import InvalidInputError, nearest
-from planner.plots import Curve, Mark, check_path
+from planner.plots import Cloud, Curve, Mark, check_path
 from planner.report import Estimate
 from planner.simulate import StepRecord
 from planner.sweep import Axis, SweepResult
@@ -17,6 +17,8 @@ __all__ = ["check_path", "estimate_picture", "sweep_picture"]
 PICTURES = ("heatmap", "roofline", "pareto")
 #: Points of a curve over time: more would not be seen.
 _POINTS = 400
+#: A step of the Pareto front is at least so much faster.
+_WORTH_A_STEP = 1.01
 
 
 def estimate_picture(path: Path, found: Estimate, steps: Sequence[StepRecord]) -> None:
@@ -110,21 +112,25 @@ def _heat_map(path: Path, result: SweepResult, title: str) -> None:
         100 * value / bound if value is not None and bound else float("nan")
         for value, bound in zip(values, bounds, strict=True)
     ]
+    letters = ["" if limit is None else limit[0].upper() for limit in result.column("stage2.limit")]
     width = len(across.values)
     plots.heat_map(
         path,
-        title,
-        f"{_label(across.name)}",
-        f"{_label(down.name)}",
+        f"{title}; G: the GPU limits, K: KV capacity limits",
+        (_label(across.name), _label(down.name), "GPU utilisation, Stage 2 over T_GPU (%)"),
         [_number(v) for v in across.values],
         [_number(v) for v in down.values],
-        [shares[row * width : (row + 1) * width] for row in range(len(down.values))],
-        "GPU utilisation, Stage 2 over T_GPU (%)",
+        _by_rows(shares, width),
+        _by_rows(letters, width),
     )
 
 
+def _by_rows(cells: list[Any], width: int) -> list[list[Any]]:
+    return [cells[i : i + width] for i in range(0, len(cells), width)]
+
+
 def _label(name: str) -> str:
-    labels = {"prompt": "prompt tokens", "generate": "generated tokens", "requests": "requests"}
+    labels = {"prompt": "prompt tokens", "generate": "generated tokens", "kv_format": "KV"}
     return labels.get(name, name)
 
 
@@ -141,51 +147,61 @@ def _roofline(path: Path, result: SweepResult, title: str) -> None:
             name = ", ".join(f"{_label(a.name)} {data[a.name]}" for a in result.axes[1:])
             groups.setdefault(name, []).append(data)
     curves, marks = [], []
-    for name, rows in groups.items():
+    for number, (name, rows) in enumerate(groups.items()):
         suffix = f", {name}" if name else ""
         kv = [row["memory.kv_bytes"] / 1e9 for row in rows]
-        curves.append(Curve(f"Stage 2{suffix}", kv, [r["stage2.tokens_per_s"] for r in rows]))
-        bound = [r["stage1.tokens_per_s"] for r in rows]
-        curves.append(Curve(f"Stage 1{suffix}", kv, bound, dashed=True))
-        marks.extend(_turning_points(rows, max(kv)))
-    plots.roofline(path, title, "KV pool (GB)", "tokens/s", curves, marks)
+        batch, bound = ([r[f"stage{n}.tokens_per_s"] for r in rows] for n in (2, 1))
+        curves.append(Curve(f"Stage 2{suffix}", kv, batch, number))
+        curves.append(Curve(f"Stage 1{suffix}", kv, bound, number, dashed=True))
+        marks.extend(_turning_point(rows[0], max(kv)))
+    lines = _host_limit(next(iter(groups.values()))[0])
+    plots.roofline(path, title, ("KV pool (GB)", "tokens/s"), curves, marks, lines)
 
 
-def _turning_points(rows: Sequence[dict[str, Any]], most_gb: float) -> list[Mark]:
-    """Where Stage 1's limit turns from KV capacity to the GPU, and the host's memory becomes too
-    slow, when that lies in the range."""
-    row = rows[0]
-    marks = []
+def _turning_point(row: dict[str, Any], most_gb: float) -> list[Mark]:
+    """Where Stage 1's limit turns from KV capacity to the GPU, when that lies in the range."""
     gpu = row["stage1.gpu_tokens_per_s"]
-    if gpu:
-        tokens = gpu * row["stage1.stream_s"] / row["stage1.pme"]
-        kv_gb = tokens * row["memory.kv_bytes_per_token"] / 1e9
-        if kv_gb <= most_gb:
-            marks.append(Mark(kv_gb, gpu, f"GPU limits from {kv_gb:.0f} GB"))
+    if not gpu:
+        return []
+    tokens = gpu * row["stage1.stream_s"] / row["stage1.pme"]
+    kv_gb = tokens * row["memory.kv_bytes_per_token"] / 1e9
+    return [Mark(kv_gb, gpu, f"{kv_gb:.0f} GB")] if kv_gb <= most_gb else []
+
+
+def _host_limit(row: dict[str, Any]) -> list[Mark]:
+    """The KV pool from which reading it once a pass, beside the weights, is too much for the
+    host's memory (Eq 5)."""
     available = row["host_needs.read_available_bytes_per_s"]
     needed = row["host_needs.read_needed_bytes_per_s"]
-    if available and needed:
-        stream_s = row["stage1.stream_s"]
-        link = needed - row["memory.kv_bytes"] / stream_s
-        kv_gb = (available - link) * stream_s / 1e9
-        if 0 < kv_gb <= most_gb:
-            at = min(row["stage1.tokens_per_s"] * kv_gb * 1e9 / row["memory.kv_bytes"], gpu or 1e99)
-            marks.append(Mark(kv_gb, at, f"host reads too slow from {kv_gb:.0f} GB"))
-    return marks
+    if not available or not needed:
+        return []
+    stream_s = row["stage1.stream_s"]
+    link = needed - row["memory.kv_bytes"] / stream_s
+    kv_gb = (available - link) * stream_s / 1e9
+    return [Mark(kv_gb, 0.0, f"host memory too slow beyond {kv_gb:.0f} GB")] if kv_gb > 0 else []
+
+
+#: Axes that the horizontal axis shows already.
+_COST_AXES = ("ram", "kv")
 
 
 def _pareto(path: Path, result: SweepResult, title: str) -> None:
-    """Host memory used against throughput; the cheapest case for each throughput is named."""
-    points = []
+    """Host memory used against throughput: a cloud for each combination of the other axes, and
+    the amounts of memory from which no smaller one is as fast."""
+    clouds: dict[str, list[tuple[float, float]]] = {}
     for row in result.rows:
         data = dict(zip(result.columns, row, strict=True))
         if data["error"] is None:
-            text = ", ".join(f"{a.name} {data[a.name]}" for a in result.axes)
-            rate = data["simulation.tokens_per_s"] or data["stage2.tokens_per_s"]
-            points.append(Mark(data["memory.host.used_bytes"] / 1e9, rate, text))
-    points.sort(key=lambda p: (p.x, -p.y))
+            others = [a.name for a in result.axes if a.name not in _COST_AXES]
+            name = ", ".join(f"{_label(other)} {data[other]}" for other in others) or "cases"
+            rate = data["simulation.tokens_per_s"] or data["steady.tokens_per_s"]
+            clouds.setdefault(name, []).append((data["memory.host.used_bytes"] / 1e9, rate))
     frontier: list[Mark] = []
-    for point in points:
-        if not frontier or point.y > frontier[-1].y:
-            frontier.append(point)
-    plots.pareto(path, title, "host memory used (GB)", "tokens/s", points, frontier)
+    for cost, rate in sorted((p for c in clouds.values() for p in c), key=lambda p: (p[0], -p[1])):
+        if not frontier or rate > frontier[-1].y * _WORTH_A_STEP:
+            frontier.append(Mark(cost, rate, f"{cost:.0f} GB"))
+    shown = [
+        Cloud(name, [x for x, _ in points], [y for _, y in points])
+        for name, points in clouds.items()
+    ]
+    plots.pareto(path, title, ("host memory used (GB)", "tokens/s"), shown, frontier)

@@ -26,12 +26,22 @@ class Mark:
 
 @dataclass(frozen=True)
 class Curve:
-    """Points to be joined, in the units of the axes."""
+    """Points to be joined, in the units of the axes. Curves of one `group` share a colour."""
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
+    group: int = 0
     dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Points of one kind."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
 
 
 def check_path(path: Path) -> None:
@@ -81,14 +91,14 @@ def over_time(
 def heat_map(
     path: Path,
     title: str,
-    x_label: str,
-    y_label: str,
+    labels: tuple[str, str, str],
     x: Sequence[float],
     y: Sequence[float],
     values: Sequence[Sequence[float]],
-    value_label: str,
+    letters: Sequence[Sequence[str]],
 ) -> None:
-    """`values[row][column]` for y[row] and x[column], each written into its cell."""
+    """`values[row][column]`, a percentage, for y[row] and x[column], written into its cell above a
+    letter; `labels` are those of x, y and the values."""
     plt = _pyplot()
     figure, axes = plt.subplots(figsize=_SIZE_INCHES)
     image = axes.imshow(values, origin="lower", aspect="auto", cmap="viridis", vmin=0, vmax=100)
@@ -96,83 +106,85 @@ def heat_map(
     axes.set_yticks(range(len(y)), [f"{v:g}" for v in y])
     for row, line in enumerate(values):
         for column, value in enumerate(line):
+            text = "-" if value != value else f"{value:.0f} {letters[row][column]}"
             colour = "black" if value > 60 else "white"
-            axes.text(column, row, f"{value:.0f}", ha="center", va="center", color=colour, size=8)
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    axes.set_title(title, fontsize=11)
-    figure.colorbar(image, label=value_label)
+            axes.text(column, row, text, ha="center", va="center", color=colour, size=8)
+    axes.set_xlabel(labels[0])
+    axes.set_ylabel(labels[1])
+    axes.set_title(title, fontsize=10)
+    figure.colorbar(image, label=labels[2])
     _save(figure, path)
 
 
 def roofline(
     path: Path,
     title: str,
-    x_label: str,
-    y_label: str,
+    labels: tuple[str, str],
     curves: Sequence[Curve],
     marks: Sequence[Mark],
+    lines: Sequence[Mark],
 ) -> None:
-    """Throughput over a capacity, both logarithmic, with the turning points marked."""
+    """Throughput over a capacity, both logarithmic. `marks` are turning points of the curves,
+    `lines` are capacities (their y is not used) from which something else gives way."""
     plt = _pyplot()
     figure, axes = plt.subplots(figsize=_SIZE_INCHES)
-    for curve, colour in zip(curves, _CYCLE, strict=False):
+    for curve in curves:
+        colour = _CYCLE[curve.group % len(_CYCLE)]
         style = "--" if curve.dashed else "-"
         axes.plot(curve.x, curve.y, style, color=colour, label=curve.label)
-    for mark in marks:
-        axes.plot([mark.x], [mark.y], "o", color="black", markersize=5)
+    for number, mark in enumerate(marks):
+        name = "the GPU limits from here" if number == 0 else "_nolegend_"
+        axes.plot([mark.x], [mark.y], "o", color="black", markersize=5, label=name)
         axes.annotate(
             mark.text,
             (mark.x, mark.y),
             textcoords="offset points",
-            xytext=(6, -14),
+            xytext=(0, 7),
+            ha="center",
             fontsize=8,
         )
+    for line in lines:
+        axes.axvline(line.x, color=_GREY, linestyle=":", label=line.text)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    axes.set_ylim(top=max(y for curve in curves for y in curve.y) * 1.7)
     ticks = _powers_of_two(curves)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
+    axes.set_xlabel(labels[0])
+    axes.set_ylabel(labels[1])
     axes.set_title(title, fontsize=11)
     axes.grid(True, which="both", alpha=0.25)
-    axes.legend(fontsize=8, loc="best")
+    axes.legend(fontsize=8, loc="lower right")
     _save(figure, path)
 
 
 def pareto(
     path: Path,
     title: str,
-    x_label: str,
-    y_label: str,
-    points: Sequence[Mark],
+    labels: tuple[str, str],
+    clouds: Sequence[Cloud],
     frontier: Sequence[Mark],
 ) -> None:
-    """All points as dots, the best of each cost joined by steps and named."""
+    """Clouds of points, and the steps that join those that no cheaper point beats."""
     plt = _pyplot()
     figure, axes = plt.subplots(figsize=_SIZE_INCHES)
-    axes.plot([p.x for p in points], [p.y for p in points], ".", color=_GREY, label="all cases")
+    for number, cloud in enumerate(clouds):
+        colour = _CYCLE[number % len(_CYCLE)]
+        axes.plot(cloud.x, cloud.y, "o", markersize=4, color=colour, label=cloud.label)
     axes.step(
         [p.x for p in frontier],
         [p.y for p in frontier],
-        "o-",
         where="post",
-        color=_BLUE,
-        markersize=4,
-        label="no cheaper case is faster",
+        color="black",
+        linewidth=1,
+        label="nothing cheaper is faster",
     )
-    for number, mark in enumerate(frontier):
-        below = number % 2 == 1
+    for mark in frontier:
         axes.annotate(
-            mark.text,
-            (mark.x, mark.y),
-            textcoords="offset points",
-            xytext=(6, -10) if below else (-4, 6),
-            ha="left" if below else "right",
-            fontsize=7,
+            mark.text, (mark.x, mark.y), textcoords="offset points", xytext=(7, -11), fontsize=8
         )
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
+    axes.set_xlabel(labels[0])
+    axes.set_ylabel(labels[1])
     axes.set_ylim(bottom=0)
     axes.set_title(title, fontsize=11)
     axes.grid(True, alpha=0.25)

@@ -14,6 +14,7 @@ from planner.hardware import HardwareSpec, Quantity
 from planner.inputs import CaseInputs
 from planner.report import Estimate
 from planner.spec import ModelSpec
+from planner.words import limit_text
 from planner.workload import Workload
 
 SCHEMA = "moe-lens/size/1"
@@ -358,4 +359,4 @@ def _bisect(reached: Callable[[float], bool], low: float, high: float) -> float:
 def _why(best: Outcome, amount: str) -> str:
     if best.tokens_per_s == 0:
         return f"{amount} cannot run it: {best.limit}"
-    return f"{amount} gives {best.tokens_per_s:.0f} tokens/s; the limit is {best.limit}"
+    return f"{amount} gives {best.tokens_per_s:.0f} tokens/s; limited by {limit_text(best.limit)}"

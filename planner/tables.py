@@ -21,24 +21,9 @@ from planner.units import (
     format_flops_per_s,
     format_seconds,
 )
+from planner.words import limit_text
 
 NOT_KNOWN = "not known"
-_LIMITS = {
-    "kv_capacity": "KV capacity",
-    "gpu": "GPU compute",
-    "device": "GPU compute",
-    "link": "link to the GPU",
-    "link_d2h": "link from the GPU",
-    "attention": "CPU attention",
-    "host_memory": "host memory bandwidth",
-    "head": "output head",
-    "overhead": "scheduling",
-}
-
-
-def limit_text(limit: str) -> str:
-    """A limit's name as a person would say it."""
-    return _LIMITS.get(limit, limit)
 
 
 def new_table(title: str, columns: Sequence[str], right: Iterable[int] = ()) -> Table:

@@ -85,7 +85,7 @@ def test_other_figures_can_be_the_ones_that_count(figure):
 def test_a_target_that_no_amount_reaches_says_what_limits():
     option = least(problem(1e6), HOST_MEMORY)
     assert option.least is None
-    assert "the limit is gpu" in option.why
+    assert "limited by GPU compute" in option.why
 
 
 def test_a_faster_link_does_not_help_where_the_gpu_is_the_limit():
