@@ -27,7 +27,7 @@ SUBCOMMANDS = {
     "gpu-worker": ("gpu_worker.cli", "Execute the steps of one model (one of the four)."),
     "cpu-worker": ("cpu_worker.cli", "Hold the KV cache, compute attention (one of the four)."),
     "profile": ("gpu_worker.profile_cli", "Measure this machine for the planner."),
-    "bench": ("bench.cli", "Measure throughput against the planner's prediction."),
+    "bench": ("gateway.bench.cli", "Measure throughput against the planner's prediction."),
     "health": ("gateway.health", "Ask a service whether it serves; exit status 0 if so."),
 }
 

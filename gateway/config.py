@@ -22,6 +22,7 @@ class GatewayConfig:
     limits: PromptLimits = field(default_factory=PromptLimits)
     max_waiting_requests: int = 4096
     metrics_listen: str | None = None  # host:port of the Prometheus endpoint
+    step_log: Path | None = None  # a line of JSON for each executed step
     batch_dir: Path | None = None  # where submitted batches are kept
 
     def __post_init__(self) -> None:

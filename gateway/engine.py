@@ -23,7 +23,7 @@ from gateway.generation import Generation, Outcome, Work
 from gateway.metrics import Metrics
 from gateway.plans import step_plan
 from gateway.worker import WorkerInfo, wait_for_worker
-from planner.blocks import BlockPool
+from planner.blocks import BlockPool, IntegrityError
 from planner.request import SequenceId
 from planner.scheduler import Scheduler, SchedulerError, SchedulerLimits, Step
 from protos.errors import DataLoss, InvalidArgument, ServiceError, Unavailable
@@ -46,6 +46,17 @@ class EngineConfig:
 
 class SessionEnded(Exception):
     """The session with the GPU worker is over; all KV is lost."""
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """A step that was executed: what it held, the worker's times, and what it cost here."""
+
+    step: Step
+    times: messages.StepTimes
+    wall_s: float  # since the result before it, or since its plan
+    plan_s: float  # scheduling, encoding and sending
+    apply_s: float  # giving out its tokens
 
 
 class Engine:
@@ -82,6 +93,8 @@ class Engine:
         self._idle.set()
         self._failures = 0
         self._last_result_at = 0.0
+        self._plan_s: dict[int, float] = {}
+        self.observe: Callable[[StepOutcome], None] | None = None
 
     @property
     def scheduler(self) -> Scheduler:
@@ -144,6 +157,13 @@ class Engine:
             self.cancel(generation)
             generation.fail(error)
 
+    def check_integrity(self) -> None:
+        """Raise planner.blocks.IntegrityError unless every KV block is where it should be."""
+        if self._scheduler is not None:
+            self._scheduler.check_integrity()
+            if not self._generations and self._scheduler.pool.used_blocks:
+                raise IntegrityError("KV blocks are in use and no request is")
+
     async def until_idle(self) -> None:
         """Return when no request is left."""
         await self._idle.wait()
@@ -166,12 +186,7 @@ class Engine:
         self._adopt_elsewhere(info)
         if self.info is not None and info.geometry == self.info.geometry:
             return
-        step_tokens = self._config.max_step_tokens or info.preferred_step_tokens
-        limits = SchedulerLimits(
-            max_step_tokens=min(step_tokens or info.max_step_tokens, info.max_step_tokens),
-            max_running_sequences=info.max_sequences,
-            prefill_chunk_tokens=self._config.prefill_chunk_tokens,
-        )
+        limits = scheduler_limits(info, self._config)
         self.info = info
         self._scheduler = Scheduler(BlockPool(info.kv_blocks, info.block_tokens), limits)
         for generation in list(self._generations.values()):
@@ -213,6 +228,7 @@ class Engine:
         while True:
             self._changed.clear()
             while len(self._in_flight) < self._config.plan_ahead_steps:
+                begin_s = time.monotonic()
                 step = self.scheduler.schedule()
                 if step is None:
                     break
@@ -225,6 +241,8 @@ class Engine:
                     await call.write(messages.ExecuteRequest(plan=plan))
                 except asyncio.InvalidStateError as error:  # grpc: the call has ended
                     raise SessionEnded("the GPU worker closed the session") from error
+                if self.observe is not None:
+                    self._plan_s[step.step_id] = time.monotonic() - begin_s
             await self._changed.wait()
 
     def _note_starts(self, step: Step) -> None:
@@ -271,6 +289,9 @@ class Engine:
                 self._metrics.finished(generation, outcome.value, now)
                 generation.finish(outcome)
         self._metrics.step_done(step, result.times, wall_s, self.scheduler)
+        if self.observe is not None:
+            plan_s = self._plan_s.pop(step.step_id, 0.0)
+            self.observe(StepOutcome(step, result.times, wall_s, plan_s, time.monotonic() - now))
 
     def _take_tokens(self, step: Step, result: messages.StepResult, now: float) -> set[SequenceId]:
         """Returns the sequences that their token ends."""
@@ -335,6 +356,16 @@ class Engine:
         self.broken = reason
         await ready(False)
         self.fail_all(Unavailable(reason, reason="OUT_OF_ORDER", retry_after_s=5.0))
+
+
+def scheduler_limits(info: WorkerInfo, config: EngineConfig) -> SchedulerLimits:
+    """What a step may hold on this worker."""
+    step_tokens = config.max_step_tokens or info.preferred_step_tokens or info.max_step_tokens
+    return SchedulerLimits(
+        max_step_tokens=min(step_tokens, info.max_step_tokens),
+        max_running_sequences=info.max_sequences,
+        prefill_chunk_tokens=config.prefill_chunk_tokens,
+    )
 
 
 def _rpc_text(error: Exception) -> str:

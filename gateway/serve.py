@@ -69,6 +69,9 @@ class GatewayOptions:
         Path | None,
         _option("Where submitted batches are kept; by default none are taken.", "BATCH_DIR"),
     ] = None
+    step_log: Annotated[
+        Path | None, _option("A file for a line of JSON on each executed step.", "STEP_LOG")
+    ] = None
     grace_s: Annotated[
         float, _option("For running requests after the first signal.", "GRACE_S")
     ] = 10.0
@@ -128,4 +131,5 @@ def _config(
         max_waiting_requests=options.max_waiting_requests,
         metrics_listen=options.metrics_listen,
         batch_dir=options.batch_dir,
+        step_log=options.step_log,
     )

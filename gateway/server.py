@@ -16,6 +16,7 @@ from gateway.metrics import Metrics, metrics_server
 from gateway.model import ServedModel
 from gateway.readiness import Readiness
 from gateway.service import Gateway
+from gateway.step_log import StepLog
 from gateway.worker import WorkerInfo
 from protos.errors import Unavailable
 from protos.serving import Serving, serve
@@ -42,6 +43,8 @@ class GatewayServer:
         self.engine = Engine(
             GpuWorkerStub(worker_channel), config.engine, self.metrics, self._adopt
         )
+        if config.step_log is not None:
+            self.engine.observe = StepLog(config.step_log)
         self.metrics.watch(self.engine.current_scheduler, lambda: self.admission.plan)
         self.service = Gateway(
             self.model,
@@ -100,3 +103,4 @@ async def serve_gateway(config: GatewayConfig) -> int:
                 )
         finally:
             server.engine.fail_all(Unavailable("this server has stopped", reason="STOPPING"))
+            server.engine.check_integrity()

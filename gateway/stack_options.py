@@ -19,6 +19,12 @@ RECEIVERS = {
     "max_sequences": ("gpu-worker",),
     "max_step_tokens": ("gpu-worker", "gateway"),
     "hardware": ("gpu-worker",),
+    "schedule": ("gpu-worker",),
+    "resident": ("gpu-worker",),
+    "packet": ("gpu-worker",),
+    "emulate_link_gb_per_s": ("gpu-worker",),
+    "emulate_device_memory": ("gpu-worker",),
+    "timeline": ("gpu-worker",),
     "shm_dir": ("cpu-worker", "gpu-worker"),
     "attention_processes": ("cpu-worker",),
     "prefill_chunk_tokens": ("gateway",),
@@ -43,6 +49,18 @@ class StackOptions:
     max_sequences: Annotated[int | None, _option("Requests that run at once.")] = None
     max_step_tokens: Annotated[int | None, _option("Tokens of one step.")] = None
     hardware: Annotated[Path | None, _option("This machine's profile.")] = None
+    schedule: Annotated[str | None, _option("auto, sequential or pipelined.")] = None
+    resident: Annotated[str | None, _option("Device memory for layers that are not streamed.")] = (
+        None
+    )
+    packet: Annotated[str | None, _option("Largest copy of weights at once.")] = None
+    emulate_link_gb_per_s: Annotated[
+        float | None, _option("Device cpu: stream the weights over a link of this rate.")
+    ] = None
+    emulate_device_memory: Annotated[str | None, _option("Memory of that device.")] = None
+    timeline: Annotated[
+        Path | None, _option("A file for a Chrome/Perfetto trace of the steps.")
+    ] = None
     shm_dir: Annotated[Path | None, _option("Where shared memory is made.")] = None
     attention_processes: Annotated[int | None, _option("By default one for each core.")] = None
     prefill_chunk_tokens: Annotated[

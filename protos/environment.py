@@ -60,6 +60,7 @@ NAMES = frozenset(
         "SHM_DIR",
         "SHM_SIZE",
         "SPIN_US",
+        "STEP_LOG",
         "STEP_TIMEOUT_S",
         "THREADS",
         "TLS_CA",

@@ -1,0 +1,1 @@
+"""Throughput measured through the gateway, beside what was predicted for the same requests."""

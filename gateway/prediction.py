@@ -1,0 +1,37 @@
+"""What the planner's simulation says of given requests on the worker that is there.
+
+The same scheduler, limits and pool as the engine's, and the worker's own profile: a prediction
+before the first token.
+"""
+
+import json
+from collections.abc import Iterable
+
+from gateway.engine import EngineConfig, scheduler_limits
+from gateway.worker import WorkerInfo
+from planner.case import iteration_costs
+from planner.costs import IterationCosts
+from planner.hardware import HardwareSpec
+from planner.simulate import Request, SimulationResult, simulate
+from planner.spec import ModelSpec
+
+
+def worker_costs(info: WorkerInfo, model: ModelSpec) -> IterationCosts:
+    """Cost terms of this worker. Raises InvalidInputError where its profile lacks a rate."""
+    hardware = HardwareSpec.from_json(json.loads(info.hardware_spec_json))
+    stored = model.with_formats(weights=info.dtype, kv=info.dtype)
+    return iteration_costs(stored, hardware, info.resident_share)
+
+
+def predict(
+    info: WorkerInfo, model: ModelSpec, config: EngineConfig, requests: Iterable[Request]
+) -> SimulationResult:
+    """The run of these requests, all there at the start, step by step."""
+    return simulate(
+        requests,
+        worker_costs(info, model),
+        scheduler_limits(info, config),
+        kv_blocks=info.kv_blocks,
+        block_tokens=info.block_tokens,
+        plan_ahead=config.plan_ahead_steps,
+    )
