@@ -79,9 +79,11 @@ def running(geometry: ChannelGeometry, spin_s: float) -> Iterator[DevicePort]:
         beating.start()
         children = [
             subprocess.Popen(
-                attention_process.arguments(segment.path, i, 0, place.cpu, spin_s, os.getpid())
+                attention_process.arguments(
+                    segment.path, i, 0, placement.cpus(i), spin_s, os.getpid()
+                )
             )
-            for i, place in enumerate(placement.places)
+            for i in range(geometry.n_processes)
         ]
         participants = [process_participant(i) for i in range(geometry.n_processes)]
         while any(segment.state(who).state == "starting" for who in participants):

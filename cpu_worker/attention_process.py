@@ -10,6 +10,7 @@ import argparse
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from native.arena import Arena
@@ -18,16 +19,21 @@ from native.segment import Segment, arena_path, die_with_parent
 
 
 def arguments(
-    segment: Path, index: int, node: int, cpu: int, spin_s: float, parent_pid: int
+    segment: Path, index: int, node: int, cpus: Sequence[int], spin_s: float, parent_pid: int
 ) -> list[str]:
-    """The command line of one attention process."""
+    """The command line of one attention process, bound to `cpus` (none: not bound)."""
+    allowed = ",".join(str(cpu) for cpu in cpus) or "any"
     return [
         sys.executable,
         "-m",
         "cpu_worker.attention_process",
         str(segment),
-        *(str(value) for value in (index, node, cpu, spin_s, parent_pid)),
+        *(str(value) for value in (index, node, allowed, spin_s, parent_pid)),
     ]
+
+
+def _cpus(text: str) -> list[int]:
+    return [] if text == "any" else [int(cpu) for cpu in text.split(",")]
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -35,7 +41,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("segment", type=Path)
     parser.add_argument("index", type=int)
     parser.add_argument("node", type=int, help="index of the NUMA node among those in use")
-    parser.add_argument("cpu", type=int, help="core to be pinned to, -1: none")
+    parser.add_argument("cpus", type=_cpus, help="cores to be bound to: 0,1,... or any")
     parser.add_argument("spin_s", type=float)
     parser.add_argument("parent_pid", type=int)
     return parser.parse_args(argv)
@@ -54,8 +60,8 @@ def main(argv: list[str]) -> int:
     _tie_to_parent(options.parent_pid)
     # Ctrl-C goes to the whole terminal group; when to stop is the control process's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if options.cpu >= 0:
-        os.sched_setaffinity(0, {options.cpu})
+    if options.cpus:
+        os.sched_setaffinity(0, options.cpus)
     with Segment.open(options.segment) as segment:
         arena_file = arena_path(options.segment)
         with Arena.open(arena_file, segment.geometry) as arena:
@@ -64,7 +70,7 @@ def main(argv: list[str]) -> int:
                 arena,
                 options.index,
                 node=options.node,
-                cpu=options.cpu,
+                cpu=options.cpus[0] if len(options.cpus) == 1 else -1,
                 spin_s=options.spin_s,
             )
     return 0

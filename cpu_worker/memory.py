@@ -39,6 +39,21 @@ def find_memory(
     return MemoryFound(ram, bound, shm.f_bavail * shm.f_frsize, shm_dir)
 
 
+def file_system(directory: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """Type of the file system that `directory` is on ("tmpfs", ...), "" where it is unknown."""
+    target, best, found = directory.resolve(), -1, ""
+    try:
+        lines = mounts.read_text().splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        mount, _, rest = line.partition(" - ")
+        point = Path(mount.split()[4])
+        if target.is_relative_to(point) and len(point.parts) >= best:
+            best, found = len(point.parts), rest.split()[0]
+    return found
+
+
 def check_memory(sizes: SegmentSizes, found: MemoryFound) -> None:
     """Raises MemoryRefused, itemised, where RAM or the shared-memory directory is too small."""
     shm_need = sizes.segment_bytes + sizes.kv_arena_bytes

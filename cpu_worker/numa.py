@@ -39,6 +39,14 @@ class Placement:
     nodes: tuple[Node, ...]
     places: tuple[Place, ...]
 
+    def cpus(self, index: int) -> tuple[int, ...]:
+        """Cores that process `index` is bound to: its own, or its node's where it has none of its
+        own; empty: wherever this process may run."""
+        chosen = self.places[index]
+        if chosen.cpu >= 0:
+            return (chosen.cpu,)
+        return self.nodes[chosen.node_index].cpus if len(self.nodes) > 1 else ()
+
 
 def parse_cpu_list(text: str) -> list[int]:
     """The numbers of a kernel list such as "0-3,8,10-11"."""

@@ -56,9 +56,13 @@ class AttentionProcesses:
         self._watched = [_Watched(0, now_s) for _ in self._children]
 
     def _spawn(self, index: int) -> subprocess.Popen[bytes]:
-        place = self._placement.places[index]
         command = attention_process.arguments(
-            self._segment.path, index, place.node_index, place.cpu, self._spin_s, os.getpid()
+            self._segment.path,
+            index,
+            self._placement.places[index].node_index,
+            self._placement.cpus(index),
+            self._spin_s,
+            os.getpid(),
         )
         return subprocess.Popen(command, stdin=subprocess.DEVNULL)
 

@@ -13,7 +13,7 @@ from moelens.v1 import cpu_worker_pb2, cpu_worker_pb2_grpc
 from cpu_worker import numa
 from cpu_worker.config import CpuWorkerConfig
 from cpu_worker.epoch import Epoch, EpochStats
-from cpu_worker.memory import MemoryRefused
+from cpu_worker.memory import MemoryRefused, file_system
 from cpu_worker.processes import StartFailed
 from cpu_worker.stale import remove_stale
 from native.attention_loop import instruction_set
@@ -58,6 +58,13 @@ class CpuWorkerService(cpu_worker_pb2_grpc.CpuWorkerServicer):
         """Clean up after dead predecessors, then be ready; for `protos.serving.serve`."""
         for path in await asyncio.to_thread(remove_stale, self._config.shm_dir):
             log.warning("removed what a dead CPU worker left", path=str(path))
+        kind = file_system(self._config.shm_dir)
+        if kind not in ("tmpfs", "hugetlbfs", ""):
+            log.warning(
+                "shm_dir is not in memory: the KV cache would be written to disk",
+                shm_dir=str(self._config.shm_dir),
+                file_system=kind,
+            )
         await serving.set_ready(True)
         await asyncio.Event().wait()
 

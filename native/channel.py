@@ -232,7 +232,7 @@ class DevicePort:
     def wait(self, slot: int, timeout_s: float) -> JobTimes:
         """Wait (without the GIL) until the slot's job has ended; out and lse are valid then.
 
-        Raises PeerDied and PeerHung (within about 0.1 s, or the peer timeout), EpochRetired,
+        Raises PeerDied (within about 0.6 s) and PeerHung (after the peer timeout), EpochRetired,
         Cancelled, WaitTimeout, JobFailed.
         """
         deadline_s = time.monotonic() + timeout_s
@@ -245,8 +245,10 @@ class DevicePort:
                 return self._outcome(status, slot, timeout_s)
 
     def check_peers(self) -> None:
-        """Look once, without waiting, whether all peers are there: PeerDied, PeerHung (judged
-        over the time between calls), EpochRetired."""
+        """Look once, without waiting, whether all peers are there: PeerDied, PeerHung,
+        EpochRetired. Call it every second or so while no job runs: silence is judged over the time
+        between calls, and an attention process's death is reported once the control process has
+        named it, or 0.5 s after it was first seen."""
         peer = ffi.new("uint32_t *")
         status = lib.ml_port_check_peers(self._open_port(), peer)
         self._raise_for_peer(status, peer[0])

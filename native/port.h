@@ -26,6 +26,7 @@ struct ml_port {
     _Atomic uint32_t cancelled;
     ml_port_slot slots[ML_SLOTS];
     ml_peer *peers;        /* [participants] */
+    uint64_t death_seen_ns; /* when an attention process was first seen dead; 0: none is */
     /* For prepare: */
     uint32_t mark;         /* of this call, in the two arrays below */
     uint32_t *row_marks;   /* [max_sequences] */

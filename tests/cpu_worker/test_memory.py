@@ -11,6 +11,7 @@ from cpu_worker.memory import (
     MemoryFound,
     MemoryRefused,
     check_memory,
+    file_system,
     find_memory,
 )
 from native.segment import SegmentSizes
@@ -96,3 +97,16 @@ def test_a_cgroups_limit_bounds_ram(
 def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         find_memory(tmp_path / "absent")
+
+
+def test_the_innermost_mount_tells_the_file_system(tmp_path: Path) -> None:
+    table = tmp_path / "mountinfo"
+    inner = tmp_path / "shm"
+    inner.mkdir()
+    table.write_text(
+        f"1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:5 / {inner} rw shared:1 - tmpfs none rw\n"
+    )
+    assert file_system(inner, table) == "tmpfs"
+    assert file_system(tmp_path, table) == "ext4"
+    assert file_system(tmp_path, tmp_path / "absent") == ""
+    assert file_system(Path("/proc")) == "proc"

@@ -110,6 +110,13 @@ def test_unpinned_processes_still_belong_to_nodes(two_sockets: Path) -> None:
     assert [(p.node_index, p.cpu) for p in placement.places] == [(0, -1), (0, -1), (1, -1), (1, -1)]
 
 
+def test_a_process_is_bound_to_its_core_or_else_to_its_node(two_sockets: Path) -> None:
+    nodes = read_nodes(two_sockets, ALL)
+    assert place(nodes, 2, pin=True, max_nodes=8).cpus(1) == (4,)
+    assert place(nodes, 2, pin=False, max_nodes=8).cpus(1) == (4, 5, 6, 7, 12, 13, 14, 15)
+    assert place(nodes[:1], 2, pin=False, max_nodes=8).cpus(1) == ()
+
+
 def test_a_node_without_a_process_gets_no_memory(two_sockets: Path) -> None:
     placement = place(read_nodes(two_sockets, ALL), 1, pin=True, max_nodes=8)
     assert len(placement.nodes) == 1

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from native._channel import lib
 from numpy.typing import NDArray
 
-from native import attention
+from native import attention, isa
+from native.attention_loop import instruction_set
 from native.channel import (
     ATTEND_EARLIER_ONLY,
     BLOCK_TOKENS,
@@ -81,6 +83,23 @@ def test_chunks_and_decodes_equal_float64(tmp_path: Path, dtype: str, slot: int)
         cache = Cache(port, seed=3)
         for chunks in HISTORY:
             check(cache.step(slot, chunks), cache.last_expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", isa.supported(lib))
+def test_every_instruction_set_works_through_the_channel(
+    tmp_path: Path, name: str, dtype: str
+) -> None:
+    before = isa.selected(lib)
+    isa.select(lib, name)
+    try:
+        assert instruction_set() == name
+        with running(tmp_path, replace(GEOMETRY, kv_dtype=dtype)) as port:
+            cache = Cache(port, seed=3)
+            for chunks in HISTORY[:3]:
+                check(cache.step(0, chunks), cache.last_expected, dtype)
+    finally:
+        isa.select(lib, before)
 
 
 def run_history(directory: Path, geometry: ChannelGeometry) -> list[Any]:

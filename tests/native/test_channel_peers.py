@@ -37,7 +37,7 @@ class Processes:
         self.control = Control(directory, replace(GEOMETRY, n_processes=2))
         self.path = self.control.segment.path
         self.children = [
-            subprocess.Popen(attention_process.arguments(self.path, index, 0, -1, 0.0, os.getpid()))
+            subprocess.Popen(attention_process.arguments(self.path, index, 0, [], 0.0, os.getpid()))
             for index in range(2)
         ]
         deadline_s = time.monotonic() + 20
@@ -137,9 +137,9 @@ def test_a_killed_control_process_ends_waits_and_processes(tmp_path: Path) -> No
         child.wait()
         killed_s = time.monotonic()
         with pytest.raises(PeerDied, match="control process"):
-            port.check_peers()
-        with pytest.raises(PeerDied, match="control process"):
             decode_for_ever(port)
+        with pytest.raises(PeerDied, match="control process"):
+            port.check_peers()
         assert time.monotonic() - killed_s < NOTICED_S
 
 
