@@ -32,6 +32,13 @@ def gpu_worker(
         Path | None,
         typer.Option(help="This machine's profile (moe-lens profile).", envvar="MOE_LENS_HARDWARE"),
     ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            help="Without a profile, measure the machine for a second at the start.",
+            envvar="MOE_LENS_MEASURE",
+        ),
+    ] = True,
     grace_s: Annotated[
         float, typer.Option(help="For the running step after the first signal.")
     ] = 10.0,
@@ -52,6 +59,7 @@ def gpu_worker(
             peer_tls=peers.tls(),
             model=model,
             hardware=hardware,
+            measure=measure,
             timeline=timeline,
             **compute.settings(),
         )

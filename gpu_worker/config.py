@@ -16,8 +16,10 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 DEVICES = ("auto", "cpu", "cuda")
 SCHEDULES = ("auto", "sequential", "pipelined")
-# Without --kv: this share of what is free, and no more than the sequences can fill.
+# Without --kv: this share of what is free, and no more than fills up when every so manieth of the
+# sequences is as long as it can be.
 DEFAULT_KV_SHARE = 0.4
+FULL_SEQUENCES_SHARE = 4
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class WorkerConfig:
     max_sequences: int = 1024
     threads: int | None = None  # of device cpu; None: all cores
     hardware: Path | None = None
+    measure: bool = True  # at the start, where there is no profile
     shm_dir: Path = Path("/dev/shm")  # where the CPU worker keeps the KV cache
     peer_timeout_s: float = 5.0
     schedule: str = "auto"
@@ -135,7 +138,8 @@ def choose_kv_blocks(config: WorkerConfig, decoder: DecoderConfig, dtype: torch.
     if config.kv_bytes is None:
         usable_bytes = int((free - one.segment_bytes - memory.HEADROOM_BYTES) * DEFAULT_KV_SHARE)
         per_sequence = memory.div_ceil(decoder.max_context_tokens, BLOCK_TOKENS)
-        blocks = min(usable_bytes // block_bytes, config.max_sequences * per_sequence)
+        most = memory.div_ceil(config.max_sequences, FULL_SEQUENCES_SHARE) * per_sequence
+        blocks = min(usable_bytes // block_bytes, most)
     else:
         blocks = config.kv_bytes // block_bytes
         if blocks < 1:

@@ -18,7 +18,7 @@ from protos.options import with_options
 
 if TYPE_CHECKING:
     from gpu_worker.config import WorkerConfig
-    from gpu_worker.profile import Measured
+    from gpu_worker.measuring import Measured
     from planner.hardware import HardwareSpec
 
 app = typer.Typer(add_completion=False)

@@ -38,6 +38,8 @@ from native.segment import SLOTS, ChannelGeometry
 from native.threads import ThreadPool
 from planner.hardware import HardwareSpec
 
+LEAST_STEP_TOKENS = 512
+
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -72,11 +74,23 @@ class LoadedModel:
         return configuration.geometry(self.worker, self.config, self.dtype, self.kv_blocks)
 
     @property
+    def is_profiled(self) -> bool:
+        """Whether the machine's times with a model are known."""
+        return self.hardware.value("device_time_per_token_s") is not None
+
+    @property
     def preferred_step_tokens(self) -> int:
-        """n_real where it was measured, else the largest step."""
+        """n_real where it was measured, else the largest step.
+
+        With nothing to stream a larger step is never slower, so that a short, disturbed
+        measurement must not make it tiny.
+        """
         n_real = self.hardware.value("n_real_tokens")
         limit = self.worker.max_step_tokens
-        return limit if n_real is None else max(BLOCK_TOKENS, min(limit, round(n_real)))
+        if n_real is None:
+            return limit
+        least = BLOCK_TOKENS if self.device.link is not None else LEAST_STEP_TOKENS
+        return min(limit, max(least, round(n_real)))
 
     @property
     def dtype(self) -> torch.dtype:

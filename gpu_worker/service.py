@@ -14,6 +14,7 @@ from moelens.v1.gpu_worker_pb2_grpc import GpuWorkerServicer
 from gpu_worker import replies
 from gpu_worker.engine import Engine
 from gpu_worker.errors import PlanError
+from gpu_worker.profile import with_short_profile
 from gpu_worker.runtime import LoadedModel
 from gpu_worker.session import Session
 from gpu_worker.weights import LoadProgress
@@ -111,6 +112,8 @@ class GpuWorkerService(GpuWorkerServicer):
     def _open_epoch(self, number: int, segment_path: str) -> Epoch:
         assert self._model is not None
         port = DevicePort(segment_path, peer_timeout_s=self._model.worker.peer_timeout_s)
+        if self._model.worker.measure and not self._model.is_profiled:
+            self._model = with_short_profile(self._model, port)
         return Epoch(number, port, self._model.engine(port))
 
     # -- RPCs -----------------------------------------------------------------------------------

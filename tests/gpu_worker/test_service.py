@@ -1,6 +1,7 @@
 """The worker process with a real CPU worker: plans over gRPC, attention in other processes."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -147,6 +148,10 @@ def test_plans_sent_ahead_give_the_references_tokens(
     assert (info.max_step_tokens, info.max_sequences, info.dtype) == (256, 16, "fp32")
     # 3 layers, 2 KV heads of 16, K and V, 4 bytes: 12,288 bytes for 16 tokens.
     assert info.kv_blocks == 2_000_000 // 12_288
+    hardware = json.loads(info.hardware_spec_json)
+    assert hardware["device_time_per_token_s"]["provenance"] == "measured"
+    assert hardware["head_token_s"]["value"] >= 0
+    assert (hardware["link_h2d_bytes_per_s"] is not None) == bool(gpu_worker_options)
     results = [answer.result for answer in workers.stub.Execute(generation(9))]
     assert [result.step_id for result in results] == list(range(1, 10))
     tokens = [token for result in results for token in result.token_ids]

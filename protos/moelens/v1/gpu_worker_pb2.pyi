@@ -76,7 +76,7 @@ class SequenceStart(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("step_id", "released_sequence_ids", "starts", "chunk_sequence_ids", "chunk_start_positions", "chunk_token_counts", "chunk_samples", "chunk_new_block_counts", "new_blocks")
+    __slots__ = ("step_id", "released_sequence_ids", "starts", "chunk_sequence_ids", "chunk_start_positions", "chunk_token_counts", "chunk_samples", "chunk_new_block_counts", "new_blocks", "timeout_s")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     RELEASED_SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,7 @@ class StepPlan(_message.Message):
     CHUNK_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     CHUNK_NEW_BLOCK_COUNTS_FIELD_NUMBER: _ClassVar[int]
     NEW_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     released_sequence_ids: _containers.RepeatedScalarFieldContainer[int]
     starts: _containers.RepeatedCompositeFieldContainer[SequenceStart]
@@ -95,7 +96,8 @@ class StepPlan(_message.Message):
     chunk_samples: _containers.RepeatedScalarFieldContainer[bool]
     chunk_new_block_counts: _containers.RepeatedScalarFieldContainer[int]
     new_blocks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step_id: _Optional[int] = ..., released_sequence_ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[_Union[SequenceStart, _Mapping]]] = ..., chunk_sequence_ids: _Optional[_Iterable[int]] = ..., chunk_start_positions: _Optional[_Iterable[int]] = ..., chunk_token_counts: _Optional[_Iterable[int]] = ..., chunk_samples: _Optional[_Iterable[bool]] = ..., chunk_new_block_counts: _Optional[_Iterable[int]] = ..., new_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+    timeout_s: float
+    def __init__(self, step_id: _Optional[int] = ..., released_sequence_ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[_Union[SequenceStart, _Mapping]]] = ..., chunk_sequence_ids: _Optional[_Iterable[int]] = ..., chunk_start_positions: _Optional[_Iterable[int]] = ..., chunk_token_counts: _Optional[_Iterable[int]] = ..., chunk_samples: _Optional[_Iterable[bool]] = ..., chunk_new_block_counts: _Optional[_Iterable[int]] = ..., new_blocks: _Optional[_Iterable[int]] = ..., timeout_s: _Optional[float] = ...) -> None: ...
 
 class ExecuteResponse(_message.Message):
     __slots__ = ("result",)

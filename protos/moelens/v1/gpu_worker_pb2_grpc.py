@@ -63,6 +63,8 @@ class GpuWorkerServicer:
         with the stream: one session at a time, a new one ends the old one (ABORTED).
         INVALID_ARGUMENT names the field of a plan that contradicts the session (nothing of that plan
         was executed; the session ends). UNAVAILABLE: the CPU worker died or hung; open a new session.
+        RESOURCE_EXHAUSTED, reason OUT_OF_MEMORY: a smaller step may fit. INTERNAL, reason STEP_FAILED:
+        the step failed for another reason, and may do so again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
