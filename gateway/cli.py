@@ -28,6 +28,7 @@ SUBCOMMANDS = {
     "cpu-worker": ("cpu_worker.cli", "Hold the KV cache, compute attention (one of the four)."),
     "profile": ("gpu_worker.profile_cli", "Measure this machine for the planner."),
     "bench": ("gateway.bench.cli", "Measure throughput against the planner's prediction."),
+    "call": ("gateway.call", "Call any RPC of any service, known by its reflection."),
     "health": ("gateway.health", "Ask a service whether it serves; exit status 0 if so."),
 }
 

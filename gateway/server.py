@@ -12,6 +12,7 @@ from gateway.admission import Admission, Plan
 from gateway.config import GatewayConfig
 from gateway.engine import Engine
 from gateway.forecast import Forecast
+from gateway.kserve import InferenceService
 from gateway.metrics import Metrics, metrics_server
 from gateway.model import ServedModel
 from gateway.readiness import Readiness
@@ -68,11 +69,12 @@ class GatewayServer:
 
     def servicers(self) -> list[object]:
         """The public API, and what of other protocols is installed."""
-        if importlib.util.find_spec("smg_grpc_proto") is None:
-            return [self.service]
-        from gateway.vllm_engine import VllmEngine
+        servicers: list[object] = [self.service, InferenceService(self.service, self.model)]
+        if importlib.util.find_spec("smg_grpc_proto") is not None:
+            from gateway.vllm_engine import VllmEngine
 
-        return [self.service, VllmEngine(self.service, self.model)]
+            servicers.append(VllmEngine(self.service, self.model))
+        return servicers
 
     def _adopt(self, info: WorkerInfo) -> None:
         self.model.adopt(info)
@@ -81,6 +83,9 @@ class GatewayServer:
     def _publish(self, plan: Plan) -> None:
         log.info("planned", plan=plan)
         self.admission.plan = plan
+        if plan.tokens_per_s:
+            step_tokens = self.engine.scheduler.limits.max_step_tokens
+            self.engine.patience.predicted_step_s = step_tokens / plan.tokens_per_s
 
     async def drain(self, grace_s: float) -> None:
         """Let running requests end; `serve` bounds the time."""
