@@ -19,7 +19,7 @@ from planner.stage1 import (
     stage1,
 )
 from planner.stage2 import Stage2, stage2
-from planner.steady import steady
+from planner.steady import limiting_resource, steady
 from planner.units import format_bytes_both
 
 #: Generated tokens of a scaled simulation: what a command can wait for.
@@ -49,7 +49,7 @@ def estimate_with_steps(case: Case, detail: Detail) -> tuple[report.Estimate, li
         return assemble(case, None), []
     run, scale = simulation(case, detail)
     result = run.result(list(run.run()))
-    return assemble(case, simulation_report(result, scale)), result.steps
+    return assemble(case, simulation_report(result, scale, case.stream_s)), result.steps
 
 
 def assemble(case: Case, simulated: report.SimulationReport | None) -> report.Estimate:
@@ -125,9 +125,11 @@ def simulation(case: Case, detail: Detail = Detail.SCALED) -> tuple[Simulation, 
     return run, scale
 
 
-def simulation_report(result: SimulationResult, scale: float) -> report.SimulationReport:
+def simulation_report(
+    result: SimulationResult, scale: float, stream_s: float
+) -> report.SimulationReport:
     """A finished simulation as reports show it; the limit is the one of most of the time."""
-    by_limit = result.seconds_by_limit
+    by_limit = _seconds_by_limit(result, stream_s)
     busy_s = result.busy_s
     return report.SimulationReport(
         tokens_per_s=result.tokens_per_s,
@@ -144,6 +146,15 @@ def simulation_report(result: SimulationResult, scale: float) -> report.Simulati
         requests_simulated=result.requests,
         scale=scale,
     )
+
+
+def _seconds_by_limit(result: SimulationResult, stream_s: float) -> dict[str, float]:
+    """Busy time by the resource that was waited for, longest first."""
+    seconds: dict[str, float] = {}
+    for step in result.steps:
+        name = limiting_resource(step.time, stream_s)
+        seconds[name] = seconds.get(name, 0.0) + step.duration_s
+    return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
 
 def model_report(model: ModelSpec) -> report.ModelReport:

@@ -296,7 +296,7 @@ def _simulated(
         if time.monotonic() >= next_at:
             next_at = time.monotonic() + PROGRESS_PERIOD_S
             yield messages.SimulateResponse(progress=_progress(run, step, len(steps), scale))
-    report = simulation_report(run.result(steps), scale)
+    report = simulation_report(run.result(steps), scale, case.stream_s)
     filled = _filled(messages.SimulationReport(), vars(report))
     yield messages.SimulateResponse(report=filled)
 

@@ -100,11 +100,18 @@ class _Batch:
         return self.case.costs.iteration(load)
 
 
+def limiting_resource(time: IterationTime, stream_s: float) -> str:
+    """The resource that an iteration waits for. A transfer that CPU attention slows down well
+    beyond `stream_s`, what it would take alone, is the attention's doing."""
+    if time.limit == "link" and 0 < _SLOWED * stream_s < time.h2d_s:
+        return "attention"
+    return time.limit
+
+
 def _limit(full: IterationTime, stream_s: float, kv_bound: bool) -> str:
     """What more of would raise the rate. A pass that waits for its weights would take more tokens
     in the same time: the KV keeps them out, or n_real does, which is the device's limit."""
-    if full.limit not in ("link", "link_d2h"):
-        return full.limit
-    if stream_s > 0 and full.h2d_s > _SLOWED * stream_s:
-        return "attention"
+    slowest = limiting_resource(full, stream_s)
+    if slowest not in ("link", "link_d2h"):
+        return slowest
     return "kv_capacity" if kv_bound else "gpu"
