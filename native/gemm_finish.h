@@ -1,6 +1,6 @@
 /* What becomes of a finished accumulator row. Included after vector_math.h and gemm.h. */
 
-/* gate and up are columns 0–31 and 32–63; the steps are rounded where transformers' are. */
+/* gate and up are columns 0-31 and 32-63; the steps are rounded where transformers' are. */
 ML_INLINE f32x16 swiglu(const ml_finish *f, const float *acc, size_t column) {
     f32x16 gate = round_to(f->dtype, load(ML_FP32, acc, column, LANES));
     f32x16 up = round_to(f->dtype, load(ML_FP32, acc, column + ML_PANEL_COLUMNS / 2, LANES));

@@ -13,7 +13,7 @@
 
 #define UNROLL_FULLY _Pragma("GCC unroll 16")
 
-/* All rows over k, for the columns column … column + vectors * V_LANES - 1 of the panel. */
+/* All rows over k, for the columns column ... column + vectors * V_LANES - 1 of the panel. */
 ML_INLINE void tile_pass(const int rows, const int vectors, const int is_bf16, const ml_tile *t,
                          size_t column) {
     V acc[ML_TILE_ROWS][8];

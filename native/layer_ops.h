@@ -95,7 +95,7 @@ void ml_gather_rows(ml_pool *pool, const void *table, size_t table_stride_bytes,
 void ml_argmax(ml_pool *pool, const void *x, size_t x_stride_bytes, size_t n_rows, size_t n,
                uint32_t dtype, int64_t *out);
 
-/* Index of the first of values (n) that is negative or not below `limit`; -1 where there is none. */
+/* Index of the first of values (n) that is negative or not below `limit`; -1: there is none. */
 int64_t ml_find_out_of_range(const int32_t *values, size_t n, int64_t limit);
 
 /* out (n_rows, n) = in, FP32 <-> BF16 to nearest even. */

@@ -26,13 +26,14 @@ struct ml_loop {
 
 typedef struct {
     ml_pool *pool;
-    uint32_t index; /* 1 … n_threads-1 */
+    uint32_t index; /* 1 ... n_threads - 1 */
 } worker;
 
-/* gate:       writer shut → open: the caller. Counted up by threads that come in, down by threads
- * that leave. generation: writer: the caller, under `run`. Counts loops; also the futex word that
- * idle threads sleep on. A thread may come in only while the gate is open, so that a thread that
- * wakes late never delays the caller, who waits for those inside alone. */
+/* gate        opened and shut by the caller; counted up by threads that come in, down by those that
+ *             leave. Open, or shut and not yet empty: the loop's fields are fixed.
+ * generation  written by the caller alone, under `run`: counts loops, and is the futex word on
+ * which idle threads sleep. A thread comes in only while the gate is open: one that wakes late
+ * never delays the caller, who waits for those inside alone. */
 struct ml_pool {
     struct ml_loop loop;
     alignas(CACHE_LINE) _Atomic uint32_t gate;

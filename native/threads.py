@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from types import TracebackType
 from typing import Any
 
@@ -85,14 +86,16 @@ def _check_threads(n_threads: int) -> None:
 
 
 _default: ThreadPool | None = None
+_default_lock = threading.Lock()
 
 
 def default_pool() -> ThreadPool:
     """The pool that operations use when none is given: all cores of this process."""
     global _default
-    if _default is None:
-        _default = ThreadPool()
-    return _default
+    with _default_lock:
+        if _default is None:
+            _default = ThreadPool()
+        return _default
 
 
 def pool_pointer(pool: ThreadPool | None) -> Any:

@@ -41,7 +41,7 @@ ML_INLINE f32x16 round_to(uint32_t dtype, f32x16 x) { return dtype == ML_BF16 ? 
 
 ML_INLINE size_t dtype_bytes(uint32_t dtype) { return dtype == ML_BF16 ? 2 : 4; }
 
-/* Elements i … i+15 of an array of `dtype`, of which `n` ≤ 16 exist; the others are 0. */
+/* Elements i ... i+15 of an array of `dtype`, of which `n` <= 16 exist; the others are 0. */
 ML_INLINE f32x16 load(uint32_t dtype, const void *array, size_t i, size_t n) {
     const char *from = (const char *)array + i * dtype_bytes(dtype);
     if (dtype == ML_BF16) {
@@ -94,7 +94,7 @@ ML_INLINE float max_lanes(f32x16 x) {
 }
 
 /* e^x within 2 ulp for x in [-87, 88], beyond that its value at the border; NaN gives NaN.
- * x = n ln 2 + r, |r| ≤ ln 2 / 2; e^r by its Taylor polynomial of degree 7. */
+ * x = n ln 2 + r, |r| <= ln 2 / 2; e^r by its Taylor polynomial of degree 7. */
 ML_INLINE f32x16 exp_lanes(f32x16 x) {
     x = choose(x > 88.0f, splat(88.0f), x);
     x = choose(x < -87.0f, splat(-87.0f), x);

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -231,6 +234,15 @@ def test_numpy_and_torch_arguments_give_the_same() -> None:
     gemm.linear(a, weight, from_torch)
     gemm.linear(a.view(torch.uint16).numpy(), weight, from_numpy)
     assert np.array_equal(from_torch.numpy(), from_numpy)
+
+
+@pytest.mark.parametrize("isa_name", ISAS)
+def test_the_environment_chooses_the_instruction_set(isa_name: str) -> None:
+    program = "from native import gemm; print(gemm.selected_isa())"
+    environment = os.environ | {"MOE_LENS_ISA": isa_name}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == isa_name
 
 
 def test_no_rows_are_no_work() -> None:
