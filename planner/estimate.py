@@ -26,7 +26,7 @@ from planner.units import format_bytes_both
 SCALED_TOKENS = 60_000
 _LEAST_STEP_TOKENS = 500
 _LEAST_REQUESTS = 200
-_LEAST_SEQUENCES = 64
+_LEAST_SEQUENCES = 32
 
 
 class Detail(Enum):

@@ -290,3 +290,24 @@ def test_health_and_reflection_are_on(server):
             status = health.Check(health_pb2.HealthCheckRequest(service=name)).status
             assert status == health_pb2.HealthCheckResponse.SERVING
         assert "moelens.v1.Planner" in ProtoReflectionDescriptorDatabase(channel).get_services()
+
+
+def test_the_command_serves_until_it_is_told_to_stop(tmp_path):
+    import signal
+    import subprocess
+    import sys
+
+    address = f"unix:{tmp_path}/planner.sock"
+    command = [sys.executable, "-m", "planner.cli", "serve", "--listen", address]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        with grpc.insecure_channel(address) as channel:
+            grpc.channel_ready_future(channel).result(timeout=60)
+            models = PlannerStub(channel).ListModels(messages.ListModelsRequest(), timeout=30)
+            assert len(models.models) >= 10
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+        assert not (tmp_path / "planner.sock").exists()
+    finally:
+        process.kill()
+        process.wait()
