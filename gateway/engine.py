@@ -2,11 +2,11 @@
 
 Requests live here and nowhere else. A session with the GPU worker starts from nothing; when it
 ends, whatever the cause, the scheduler queues everything again with the tokens known so far, and
-the next session computes their KV anew. A client notices a pause.
+the next session computes their KV anew. A client notices a pause. Where a step itself fails, the
+request that makes it fail is looked for (gateway.culprit) and ends with an error of its own.
 """
 
 import asyncio
-import contextlib
 import itertools
 import time
 from collections import deque
@@ -18,10 +18,15 @@ import structlog
 from moelens.v1 import gpu_worker_pb2 as messages
 from moelens.v1.gpu_worker_pb2_grpc import GpuWorkerStub
 
+from gateway import failures
 from gateway.admission import Load
+from gateway.failures import Cause, SessionEnded
 from gateway.generation import Generation, Outcome, Work
 from gateway.metrics import Metrics
+from gateway.patience import Patience
 from gateway.plans import step_plan
+from gateway.step_size import StepSize
+from gateway.trials import Trials
 from gateway.worker import WorkerInfo, wait_for_worker
 from planner.blocks import BlockPool, IntegrityError
 from planner.request import SequenceId
@@ -29,6 +34,9 @@ from planner.scheduler import Scheduler, SchedulerError, SchedulerLimits, Step
 from protos.errors import DataLoss, InvalidArgument, ServiceError, Unavailable
 
 log = structlog.get_logger("engine")
+
+# Losses of the worker in a row, without a result in between, before a request is suspected.
+LOSSES_BEFORE_SEARCH = 2
 
 
 @dataclass(frozen=True)
@@ -38,14 +46,13 @@ class EngineConfig:
     plan_ahead_steps: int = 2  # plans sent and not answered
     prefill_chunk_tokens: int | None = None  # None: what a step holds
     max_step_tokens: int | None = None  # None: what the worker prefers
-    step_timeout_s: float = 120.0  # a worker silent for so long during a step counts as dead
-    worker_timeout_s: float = 300.0  # without a worker for so long: out of order
+    # A worker silent for long during a step counts as dead: after a multiple of the predicted and
+    # the measured time of a step, between these two.
+    least_step_timeout_s: float = 5.0
+    step_timeout_s: float = 120.0
+    worker_timeout_s: float = 60.0  # without a worker, or progress of one that loads: out of order
     max_failures: int = 5  # sessions in a row without a result: out of order
     retry_period_s: float = 0.2
-
-
-class SessionEnded(Exception):
-    """The session with the GPU worker is over; all KV is lost."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,13 @@ class Engine:
         self._last_result_at = 0.0
         self._plan_s: dict[int, float] = {}
         self.observe: Callable[[StepOutcome], None] | None = None
+        self.patience = Patience(
+            min(config.least_step_timeout_s, config.step_timeout_s), config.step_timeout_s
+        )
+        self._last_failure = ""
+        self._culprits = 0  # found in a row, without a result in between
+        self._trials = Trials()  # of requests that may make steps fail
+        self._step_size = StepSize()
 
     @property
     def scheduler(self) -> Scheduler:
@@ -123,6 +137,8 @@ class Engine:
         except SchedulerError as error:
             raise InvalidArgument(str(error), field="max_tokens") from error
         self._generations[generation.sequence_id] = generation
+        if self._trials.under_way:
+            self._trials.hold(generation, self.scheduler)
         self._outstanding_tokens += generation.outstanding_tokens
         self._unstarted_tokens += generation.outstanding_tokens
         self._idle.clear()
@@ -172,12 +188,10 @@ class Engine:
         """Connect to the worker and serve, for ever. `ready` is told when that starts and stops."""
         while True:
             try:
-                async with asyncio.timeout(self._worker_timeout_s):
-                    info = await wait_for_worker(self._worker)
-                self._adopt(info)
+                self._adopt(await wait_for_worker(self._worker, self._worker_timeout_s))
                 await self._session(ready)
-            except TimeoutError:
-                await self._break(f"no GPU worker for {self._worker_timeout_s:.0f} s", ready)
+            except TimeoutError as error:
+                await self._break(str(error), ready)
             except (grpc.aio.AioRpcError, SessionEnded) as error:
                 await self._recover(error, ready)
 
@@ -189,6 +203,7 @@ class Engine:
         limits = scheduler_limits(info, self._config)
         self.info = info
         self._scheduler = Scheduler(BlockPool(info.kv_blocks, info.block_tokens), limits)
+        self._trials.end()
         for generation in list(self._generations.values()):
             self._readmit(generation)
         log.info("worker ready", model=info.model_name, kv_blocks=info.kv_blocks, limits=limits)
@@ -236,7 +251,7 @@ class Engine:
                     self._last_result_at = time.monotonic()
                 self._in_flight.append(step)
                 self._note_starts(step)
-                plan = step_plan(step, self._generations)
+                plan = step_plan(step, self._generations, self.patience.worker_step_s)
                 try:
                     await call.write(messages.ExecuteRequest(plan=plan))
                 except asyncio.InvalidStateError as error:  # grpc: the call has ended
@@ -259,17 +274,19 @@ class Engine:
     async def _receive(self, call: "grpc.aio.StreamStreamCall") -> None:  # type: ignore[type-arg]
         async for response in call:
             self._apply(response.result)
-            self._failures = 0
+            self._failures = self._culprits = 0
+            self._judge()
+            self._step_size.note_success(self.scheduler)
             self._changed.set()
         raise SessionEnded("the GPU worker closed the session")
 
     async def _watch(self) -> None:
         """A worker that owes a result and says nothing counts as dead."""
         while True:
-            await asyncio.sleep(self._config.step_timeout_s / 10)
+            await asyncio.sleep(self.patience.step_s / 10)
             silent_s = time.monotonic() - self._last_result_at
-            if self._in_flight and silent_s > self._config.step_timeout_s:
-                raise SessionEnded(f"no result of a step for {silent_s:.0f} s")
+            if self._in_flight and silent_s > self.patience.step_s:
+                raise SessionEnded(f"no result of a step for {silent_s:.1f} s")
 
     def _apply(self, result: messages.StepResult) -> None:
         """Give each sampled token to its owner, end what has ended."""
@@ -278,8 +295,10 @@ class Engine:
         step = self._in_flight.popleft()
         now = time.monotonic()
         wall_s, self._last_result_at = now - self._last_result_at, now
+        self.patience.note(wall_s)
         for failed in result.errors:
-            self._fail(SequenceId(failed.sequence_id), failed.message)
+            error = DataLoss(failed.message, reason="SEQUENCE_FAILED")
+            self._fail(SequenceId(failed.sequence_id), error)
         stopped = self._take_tokens(step, result, now)
         for sequence in self.scheduler.apply(step, stopped):
             generation = self._forget(sequence.sequence_id)
@@ -305,8 +324,8 @@ class Engine:
         for chunk in step.chunks:
             sequence_id = chunk.sequence.sequence_id
             generation = self._generations.get(sequence_id)
-            if not chunk.samples or generation is None:
-                continue  # it ended while the step was under way
+            if not chunk.samples or generation is None or generation.sequence is not chunk.sequence:
+                continue  # it ended, or was held back, while the step was under way
             if sequence_id not in sampled:
                 raise SessionEnded(f"the result of step {step.step_id} lacks a token")
             own = logprobs.get(sequence_id)
@@ -316,16 +335,18 @@ class Engine:
             if generation.take(sampled[sequence_id], token_logprobs, now):
                 stopped.add(sequence_id)
             self._outstanding_tokens += generation.outstanding_tokens
+            self._trials.acquit(sequence_id)
         return stopped
 
-    def _fail(self, sequence_id: SequenceId, message: str) -> None:
+    def _fail(self, sequence_id: SequenceId, error: ServiceError) -> None:
         generation = self._forget(sequence_id)
         if generation is not None:
             self.scheduler.cancel(sequence_id)
-            generation.fail(DataLoss(message, reason="SEQUENCE_FAILED"))
+            generation.fail(error)
 
     def _forget(self, sequence_id: SequenceId) -> Generation | None:
         generation = self._generations.pop(sequence_id, None)
+        self._trials.leave(sequence_id)
         if generation is not None:
             self._outstanding_tokens -= generation.outstanding_tokens
             if generation.started_at is None:
@@ -338,22 +359,56 @@ class Engine:
         """All KV is lost: queue everything again; give up for now after repeated failures."""
         self.recoveries += 1
         self._failures += 1
+        failed = self._in_flight[0] if self._in_flight else None
         self._in_flight.clear()
         interrupted = self.scheduler.restart()
+        cause = failures.cause_of(error)
         log.warning(
             "session ended",
-            error=str(error) if isinstance(error, SessionEnded) else _rpc_text(error),
+            error=failures.text_of(error),
+            cause=cause.value,
             interrupted=len(interrupted),
             failures=self._failures,
         )
-        if self._failures >= self._config.max_failures:
+        smaller = cause is Cause.MEMORY and self._step_size.shrink(self.scheduler)
+        if failed is not None and not smaller:
+            self._suspect(failed, cause, failures.text_of(error))
+        if self._failures >= self._config.max_failures and not self._trials.under_way:
             await self._break(f"the GPU worker failed {self._failures} times in a row", ready)
-        await asyncio.sleep(self._config.retry_period_s * 2 ** min(self._failures - 1, 5))
+        waits = self._failures - 1 if cause is Cause.LOSS else 0
+        await asyncio.sleep(self._config.retry_period_s * 2 ** min(waits, 5))
+
+    def _suspect(self, step: Step, cause: Cause, error: str) -> None:
+        """Somebody in this step may have ended the session.
+
+        A worker's loss is bad luck the first time; a step that failed is not.
+        """
+        if self._trials.under_way:
+            self._trials.convict()
+        elif cause is not Cause.LOSS or self._failures >= LOSSES_BEFORE_SEARCH:
+            known = [c for c in step.chunks if c.sequence.sequence_id in self._generations]
+            self._trials.begin(known, doubtful=cause is Cause.LOSS)
+        self._last_failure = error
+        self._judge()
+
+    def _judge(self) -> None:
+        """End the request that was found to make steps fail; give the others back."""
+        culprit = self._trials.culprit()
+        if culprit is not None:
+            error = self._last_failure
+            log.error("culprit found", sequence_id=culprit, error=error)
+            message = f"steps fail with this request, and without it they do not: {error}"
+            self._fail(culprit, ServiceError(message, reason="REQUEST_FAILED"))
+            # Several may be bad; a worker that fails with everybody is what gives up.
+            self._culprits += 1
+            self._failures = self._culprits
+        self._trials.arrange(self._generations, self.scheduler, self._readmit)
 
     async def _break(self, reason: str, ready: Callable[[bool], Awaitable[None]]) -> None:
         """Out of order: refuse and end all requests until a session starts again."""
         log.error("out of order", reason=reason)
         self.broken = reason
+        self._trials.end()
         await ready(False)
         self.fail_all(Unavailable(reason, reason="OUT_OF_ORDER", retry_after_s=5.0))
 
@@ -366,9 +421,3 @@ def scheduler_limits(info: WorkerInfo, config: EngineConfig) -> SchedulerLimits:
         max_running_sequences=info.max_sequences,
         prefill_chunk_tokens=config.prefill_chunk_tokens,
     )
-
-
-def _rpc_text(error: Exception) -> str:
-    with contextlib.suppress(AttributeError):
-        return f"{error.code().name}: {error.details()}"  # type: ignore[attr-defined]
-    return str(error)
