@@ -143,9 +143,10 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
 
 def inputs_of(case: messages.Case) -> CaseInputs:
     """The inputs that a message gives. Names are the catalogue's, never files of this machine."""
+    machine = _hardware(case)
     return CaseInputs(
-        model=_model(case),
-        hardware=_hardware(case),
+        model=_model(case, machine),
+        hardware=machine,
         workload=_workload(case),
         kv=_text(case, "kv_bytes"),
         block=_text(case, "block_tokens"),
@@ -161,9 +162,12 @@ def _text(case: messages.Case, field: str) -> str | None:
     return str(getattr(case, field)) if case.HasField(field) else None
 
 
-def _model(case: messages.Case) -> str | ModelSpec:
+def _model(case: messages.Case, machine: HardwareSpec) -> str | ModelSpec:
+    """A configuration has no name: it is taken to be what the machine's profile was measured with,
+    so that the profile's times of a layer count."""
     if case.HasField("model_config_json"):
-        return ModelSpec.from_config(_object(case.model_config_json, "model_config_json"))
+        config = _object(case.model_config_json, "model_config_json")
+        return ModelSpec.from_config(config, machine.profiled_model or None)
     if not case.model_name:
         raise InvalidInputError("case.model", "missing; give model_name or model_config_json")
     return case.model_name

@@ -124,6 +124,24 @@ def test_a_config_and_a_hardware_file_travel_as_json(stub):
     assert not report.HasField("simulation")
 
 
+def test_a_configuration_is_of_the_model_that_its_machine_was_profiled_with(stub):
+    machine = catalogue.hardware("t4-gcp-n1").with_values(
+        "measured", "", device_time_fixed_s=1e-3, device_time_per_token_s=1e-4
+    )
+    data = {**machine.to_json(), "profiled_model": "my-olmoe"}
+    config = json.dumps(catalogue.read_model_config("olmoe-1b-7b"))
+    profiled = case(
+        model_name=None,
+        hardware_name=None,
+        model_config_json=config,
+        hardware_json=json.dumps(data),
+        kv_bytes=1_000_000_000,
+    )
+    report = stub.Estimate(messages.EstimateRequest(case=profiled)).report
+    assert report.model.name == "my-olmoe"
+    assert report.stage1.gpu_tokens_per_s == pytest.approx(1 / (16 * 1e-4))
+
+
 def test_traces_and_named_workloads(stub):
     trace = messages.TraceWorkload(prompt_tokens=[10, 20], generated_tokens=[5, 7])
     report = stub.Estimate(
