@@ -17,10 +17,14 @@ RETRY_PERIOD_S = 0.2
 CONFIGURE_TIMEOUT_S = 120.0
 # Answers of the CPU worker that pass.
 NOT_YET = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+NO_MEMORY = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def configure(model: LoadedModel, cpu_worker: CpuWorkerStub) -> ConfigureResponse:
-    """Ask until the CPU worker is there. CpuWorkerRefused where it cannot give a segment."""
+async def configure(
+    model: LoadedModel, cpu_worker: CpuWorkerStub, patient: bool = False
+) -> ConfigureResponse:
+    """Ask until the CPU worker is there. CpuWorkerRefused where it cannot give a segment; when
+    `patient` a lack of memory is waited out."""
     geometry = model.geometry
     request = ConfigureRequest(
         n_layers=geometry.n_layers,
@@ -43,7 +47,8 @@ async def configure(model: LoadedModel, cpu_worker: CpuWorkerStub) -> ConfigureR
             )
             return answer
         except grpc.aio.AioRpcError as error:
-            if error.code() not in NOT_YET:
+            passes = error.code() in NOT_YET or (patient and error.code() is NO_MEMORY)
+            if not passes:
                 raise CpuWorkerRefused(decode_failure(error).message) from error
             if not waiting:
                 log.info("waiting for the CPU worker", state=error.details())

@@ -50,3 +50,13 @@ class LoadingStopped(Exception):
 
 class CpuWorkerRefused(Exception):
     """The CPU worker cannot hold the KV cache that was asked for; its own words."""
+
+
+# How torch's allocators put it where they raise a plain RuntimeError.
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether the device (or the host, for device cpu) had no memory for a step."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY)

@@ -23,7 +23,12 @@ class JobTimes(Protocol):
 
     @property
     def elapsed_s(self) -> float:
-        """From post until the end was seen."""
+        """From post until the device saw the end, whatever it did in between."""
+        ...
+
+    @property
+    def longest_s(self) -> float:
+        """What the busiest attention process worked."""
         ...
 
     @property

@@ -1,6 +1,7 @@
 """The gRPC service: one session of plans, executed in order by one thread."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,21 +9,24 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
+import structlog
 from moelens.v1 import gpu_worker_pb2
 from moelens.v1.gpu_worker_pb2_grpc import GpuWorkerServicer
 
 from gpu_worker import replies
 from gpu_worker.engine import Engine
-from gpu_worker.errors import PlanError
+from gpu_worker.errors import PlanError, is_out_of_memory
 from gpu_worker.profile import with_short_profile
 from gpu_worker.runtime import LoadedModel
 from gpu_worker.session import Session
 from gpu_worker.weights import LoadProgress
 from native.channel import ChannelError, DevicePort
-from protos.errors import Aborted, InvalidArgument, Unavailable
+from protos.errors import Aborted, InvalidArgument, ResourceExhausted, ServiceError, Unavailable
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Plans: TypeAlias = AsyncIterator[gpu_worker_pb2.ExecuteRequest]
+
+log = structlog.get_logger("gpu_worker")
 
 RETRY_AFTER_S = 1.0
 
@@ -68,6 +72,7 @@ class GpuWorkerService(GpuWorkerServicer):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         # Set when a session ended because the CPU worker is lost.
         self.epoch_lost = asyncio.Event()
+        self._step_due_s = math.inf  # when the step that runs has to be done
 
     # -- what the background does ---------------------------------------------------------------
 
@@ -99,6 +104,11 @@ class GpuWorkerService(GpuWorkerServicer):
         model, self._model = self._model, None
         if model is not None:
             await self._on_engine_thread(model.close)
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the step that runs takes longer than its plan allows."""
+        return time.monotonic() > self._step_due_s
 
     async def check_peers(self) -> None:
         """Notice a death while no step runs. Raises ChannelError."""
@@ -179,11 +189,14 @@ class GpuWorkerService(GpuWorkerServicer):
         if stream.ended is not None:
             raise stream.ended
         begin_s = time.perf_counter()
+        self._step_due_s = time.monotonic() + plan.timeout_s if plan.timeout_s > 0 else math.inf
         try:
             output = stream.epoch.engine.run(stream.session.apply(plan))
         except Exception as error:
             stream.ended = _what_the_caller_is_told(error)
             raise stream.ended from error
+        finally:
+            self._step_due_s = math.inf
         if stream.last_step_end_s is not None:
             output.times.wait_for_plan_s = max(0.0, begin_s - stream.last_step_end_s)
         stream.last_step_end_s = time.perf_counter()
@@ -191,7 +204,7 @@ class GpuWorkerService(GpuWorkerServicer):
 
 
 def _what_the_caller_is_told(error: Exception) -> Exception:
-    """The status of a step that failed; anything else is a bug and stays what it is."""
+    """The status of a step that failed."""
     if isinstance(error, PlanError):
         return InvalidArgument(error.message, field=error.field)
     if isinstance(error, ChannelError):
@@ -200,4 +213,8 @@ def _what_the_caller_is_told(error: Exception) -> Exception:
             reason="CPU_WORKER_LOST",
             retry_after_s=RETRY_AFTER_S,
         )
-    return error
+    text = f"{type(error).__name__}: {error}"
+    if is_out_of_memory(error):
+        return ResourceExhausted(text, reason="OUT_OF_MEMORY")
+    log.exception("step failed", exc_info=error)
+    return ServiceError(text, reason="STEP_FAILED")

@@ -96,10 +96,10 @@ class StepClock:
 
     def count_attention(self, name: str, posted_s: float, job: JobTimes) -> None:
         """Add a job of the attention processes, posted at `posted_s`."""
-        self.times.attention_s += job.elapsed_s
+        self.times.attention_s += job.longest_s
         self.times.kv_read_bytes += job.kv_read_bytes
         if self._timeline is not None:
-            self._timeline.add("CPU attention", name, posted_s, posted_s + job.elapsed_s)
+            self._timeline.add("CPU attention", name, posted_s, posted_s + job.longest_s)
 
     def stop(self) -> StepTimes:
         """The step is over."""

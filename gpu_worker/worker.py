@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 
 import structlog
 from moelens.v1.cpu_worker_pb2_grpc import CpuWorkerStub
@@ -22,6 +23,7 @@ log = structlog.get_logger("gpu_worker")
 RETRY_PERIOD_S = 0.2
 PROGRESS_PERIOD_S = 2.0
 PEER_CHECK_PERIOD_S = 0.5
+STATUS_HUNG = 70  # exit status
 
 
 async def main(config: WorkerConfig) -> int:
@@ -61,16 +63,23 @@ async def _run(
         kv_blocks=model.kv_blocks,
     )
     service.set_model(model)
-    async with connect(config.cpu_worker, config.peer_tls) as peer:
+    async with connect(config.cpu_worker, config.peer_tls) as peer, asyncio.TaskGroup() as tasks:
+        tasks.create_task(_end_when_a_step_hangs(service))
+        stub, patient = CpuWorkerStub(peer), False
         while True:
-            await _serve_one_epoch(model, service, CpuWorkerStub(peer), serving)
+            await _serve_one_epoch(model, service, stub, serving, patient)
+            patient = True
 
 
 async def _serve_one_epoch(
-    model: LoadedModel, service: GpuWorkerService, cpu_worker: CpuWorkerStub, serving: Serving
+    model: LoadedModel,
+    service: GpuWorkerService,
+    cpu_worker: CpuWorkerStub,
+    serving: Serving,
+    patient: bool,
 ) -> None:
-    """From a Configure until the CPU worker is lost."""
-    answer = await configure(model, cpu_worker)
+    """From a Configure until the CPU worker is lost. `patient`: what fitted before will again."""
+    answer = await configure(model, cpu_worker, patient)
     try:
         await service.open_epoch(answer.epoch, answer.segment_path)
     except (ChannelError, OSError) as error:
@@ -99,6 +108,15 @@ async def _until_lost(service: GpuWorkerService) -> str:
             await service.check_peers()
         except ChannelError as error:
             return str(error)
+
+
+async def _end_when_a_step_hangs(service: GpuWorkerService) -> None:
+    """It cannot be interrupted: end this process, for a new one to take over."""
+    while True:
+        await asyncio.sleep(PEER_CHECK_PERIOD_S)
+        if service.hangs:
+            log.critical("a step hangs; this worker ends")
+            os._exit(STATUS_HUNG)
 
 
 async def _report(progress: LoadProgress) -> None:

@@ -74,6 +74,7 @@ def checkpoint_bf16(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @dataclass(frozen=True)
 class LocalJob:
     elapsed_s: float = 0.0
+    longest_s: float = 0.0
     kv_read_bytes: int = 0
 
 
