@@ -9,8 +9,13 @@ from planner.request import SequenceId
 from planner.scheduler import Step
 
 
-def step_plan(step: Step, generations: Mapping[SequenceId, Generation]) -> StepPlan:
-    """Struct of arrays: entry i of each chunk field belongs to chunk i."""
+def step_plan(
+    step: Step, generations: Mapping[SequenceId, Generation], timeout_s: float
+) -> StepPlan:
+    """Struct of arrays: entry i of each chunk field belongs to chunk i.
+
+    A worker that does not get such a step done within `timeout_s` hangs.
+    """
     chunks = step.chunks
     return StepPlan(
         step_id=step.step_id,
@@ -24,6 +29,7 @@ def step_plan(step: Step, generations: Mapping[SequenceId, Generation]) -> StepP
         chunk_samples=[chunk.samples for chunk in chunks],
         chunk_new_block_counts=[len(chunk.new_blocks) for chunk in chunks],
         new_blocks=[block for chunk in chunks for block in chunk.new_blocks],
+        timeout_s=timeout_s,
     )
 
 

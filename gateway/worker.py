@@ -1,6 +1,7 @@
 """The connection to the GPU worker: waiting for it, and what it says of itself."""
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 import grpc
@@ -68,9 +69,14 @@ class WorkerInfo:
         return min(self.max_context_tokens, self.kv_capacity_tokens)
 
 
-async def wait_for_worker(stub: GpuWorkerStub) -> WorkerInfo:
-    """Ask until the worker has loaded its model; log its progress meanwhile."""
+async def wait_for_worker(stub: GpuWorkerStub, patience_s: float | None = None) -> WorkerInfo:
+    """Ask until the worker has loaded its model; log its progress meanwhile.
+
+    Raises TimeoutError when for `patience_s` nobody answered who had loaded more of the model than
+    anybody before: a worker that dies again and again while it loads makes no progress.
+    """
     last = ""
+    furthest, moved_at = 0.0, time.monotonic()
     while True:
         try:
             answer = await stub.GetInfo(messages.GetInfoRequest(), timeout=CALL_TIMEOUT_S)
@@ -78,17 +84,23 @@ async def wait_for_worker(stub: GpuWorkerStub) -> WorkerInfo:
         except grpc.aio.AioRpcError as error:
             if error.code() not in NOT_YET:
                 raise
-            state = _progress(error)
+            loaded, state = _progress(error)
         if state != last:
             log.info("waiting for the GPU worker", state=state)
             last = state
+        if loaded > furthest:
+            furthest, moved_at = loaded, time.monotonic()
+        if patience_s is not None and time.monotonic() - moved_at > patience_s:
+            raise TimeoutError(f"no GPU worker for {patience_s:.0f} s: {state}")
         await asyncio.sleep(RETRY_PERIOD_S)
 
 
-def _progress(error: grpc.aio.AioRpcError) -> str:
+def _progress(error: grpc.aio.AioRpcError) -> tuple[float, str]:
+    """The share that is loaded, and how that is said."""
     failure = decode_failure(error)
     progress = messages.LoadProgress()
     for detail in failure.details:
         if detail.Unpack(progress) and progress.total_bytes:
-            return f"loading, {progress.loaded_bytes / progress.total_bytes:.0%}"
-    return failure.message or failure.code.name
+            share = progress.loaded_bytes / progress.total_bytes
+            return share, f"loading, {share:.0%}"
+    return 0.0, failure.message or failure.code.name

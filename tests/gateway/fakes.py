@@ -16,6 +16,8 @@ from moelens.v1 import gpu_worker_pb2 as messages
 from moelens.v1.common_pb2 import TokenLogprobs
 from moelens.v1.gpu_worker_pb2_grpc import GpuWorkerServicer, add_GpuWorkerServicer_to_server
 
+from protos.errors import DETAILS_KEY, ResourceExhausted, ServiceError, status_details
+
 VOCABULARY = 4096
 
 
@@ -53,6 +55,9 @@ class Faults:
     hang_after_steps: int | None = None
     poison_token: int | None = None  # a sequence whose history has it fails
     loading_calls: int = 0  # GetInfo answers UNAVAILABLE so often
+    failing_token: int | None = None  # a step with a sequence that has it fails as a whole
+    deadly_token: int | None = None  # such a step kills the worker
+    memory_tokens: int | None = None  # a step with more tokens does not fit the device
 
 
 class FakeWorker(GpuWorkerServicer):
@@ -98,6 +103,7 @@ class FakeWorker(GpuWorkerServicer):
         async for request in requests:
             await self._pause(context)
             await self.may_step.wait()
+            await self._fail(context, request.plan, sequences)
             try:
                 result = self._step(request.plan, sequences)
             except AssertionError as error:
@@ -118,6 +124,18 @@ class FakeWorker(GpuWorkerServicer):
             if self.faults.hang_after_steps < 0:
                 self.faults.hang_after_steps = None
                 await asyncio.sleep(3600)
+
+    async def _fail(self, context, plan, sequences) -> None:  # type: ignore[no-untyped-def]
+        histories = {s.sequence_id: list(s.token_ids) for s in plan.starts}
+        histories |= {i: known.token_ids for i, known in sequences.items() if i not in histories}
+        present = {token for i in plan.chunk_sequence_ids for token in histories[i]}
+        if self.faults.deadly_token in present:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the worker died")
+        if self.faults.failing_token in present:
+            await _abort(context, ServiceError("ValueError: boom", reason="STEP_FAILED"))
+        most = self.faults.memory_tokens
+        if most is not None and sum(plan.chunk_token_counts) > most:
+            await _abort(context, ResourceExhausted("no memory", reason="OUT_OF_MEMORY"))
 
     def _step(self, plan: messages.StepPlan, sequences: dict[int, Known]) -> messages.StepResult:
         for sequence_id in plan.released_sequence_ids:
@@ -168,6 +186,10 @@ class FakeWorker(GpuWorkerServicer):
         known.token_ids.append(token)
         result.sequence_ids.append(sequence_id)
         result.token_ids.append(token)
+
+
+async def _abort(context, error: ServiceError) -> None:  # type: ignore[no-untyped-def]
+    await context.abort(error.code, str(error), ((DETAILS_KEY, status_details(error)),))
 
 
 @contextlib.asynccontextmanager
