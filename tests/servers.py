@@ -61,10 +61,20 @@ class Up:
         return self.process.wait(STOP_TIMEOUT_S)
 
     def kill(self) -> None:
-        """Kill -9 of everything that it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        """Kill -9 of it and of everything that it started."""
+        for pid in (self.process.pid, *descendants(self.process.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids of the children, their children and so on."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found += [child, *descendants(child)]
+    return found
 
 
 @contextlib.contextmanager
