@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from planner.compare import ComparedSystem
-from planner.explain import Explanation
-from planner.explain import number as exact
+from planner.explanation import Explanation
+from planner.explanation import number as exact
 from planner.published import PublishedRow, mean_error
 from planner.sizing import MachineOption, SizeOption, SizeReport
 from planner.tables import console, new_table, rate, share

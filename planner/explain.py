@@ -4,35 +4,28 @@ The right-hand side of `numbers` is arithmetic: evaluated, it is `value` to the 
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from planner.case import Case
 from planner.errors import InvalidInputError, nearest
+from planner.explain_batch import batch_rows
+from planner.explanation import Explanation, number
 from planner.formats import kv_format, weight_format
 from planner.report import Estimate
-from planner.stage2 import sequence_kv_token_steps
 
 SCHEMA = "moe-lens/explain/1"
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """One figure: its name in the estimate's JSON, formula in symbols, the same in numbers."""
-
-    figure: str
-    meaning: str
-    formula: str
-    numbers: str
-    value: float
-    unit: str
-    source: str
-
-
 def explain(case: Case, found: Estimate, figure: str | None = None) -> list[Explanation]:
     """Every figure that a formula gives, or the one that is asked for (nearest names else)."""
-    rows = [*_memory(case), *_stage1(case, found), *_needs(case, found), *_stage2(case, found)]
-    rows.extend(_simulation(found))
+    rows = [
+        *_memory(case),
+        *_stage1(case, found),
+        *_utilisation(found),
+        *_needs(case, found),
+        *batch_rows(case, found),
+    ]
     if figure is None:
         return rows
     by_name = {row.figure: row for row in rows}
@@ -44,13 +37,6 @@ def explain(case: Case, found: Estimate, figure: str | None = None) -> list[Expl
 
 def to_json(rows: list[Explanation]) -> dict[str, Any]:
     return {"schema": SCHEMA, "figures": [asdict(row) for row in rows]}
-
-
-def number(value: float) -> str:
-    """Enough digits to check the result by hand."""
-    if value == int(value) and abs(value) < 1e15:
-        return str(int(value))
-    return f"{value:.8g}"
 
 
 def _memory(case: Case) -> Iterator[Explanation]:
@@ -76,6 +62,17 @@ def _memory(case: Case) -> Iterator[Explanation]:
         f"sum over layers ({float(bits):.4g} bits per quantised parameter, the rest in 16)",
         " + ".join(_grouped(model.layer_weights_bytes)),
         model.streamed_bytes_per_pass,
+        "bytes",
+        "config.json",
+    )
+    outside = (model.embedding + model.final_norm + model.head).total
+    rest_bits = weight_format(model.weight_format).rest_bits_per_parameter
+    yield Explanation(
+        "memory.weights_bytes",
+        "all weights: the layers, and embedding, final norm and head, which stay on the GPU",
+        "W + parameters outside the layers · bytes",
+        f"{model.streamed_bytes_per_pass} + {outside} * {rest_bits} // 8",
+        model.weights_bytes,
         "bytes",
         "config.json",
     )
@@ -154,6 +151,21 @@ def _stage1(case: Case, found: Estimate) -> Iterator[Explanation]:
     )
 
 
+def _utilisation(found: Estimate) -> Iterator[Explanation]:
+    stage = found.stage1
+    if stage.gpu_tokens_per_s is None or stage.gpu_utilisation_share is None:
+        return
+    yield Explanation(
+        "stage1.gpu_utilisation_share",
+        "how much of the GPU the bound uses",
+        "T / T_GPU",
+        f"{number(stage.tokens_per_s)} / {number(stage.gpu_tokens_per_s)}",
+        stage.gpu_utilisation_share,
+        "",
+        "Eq 4",
+    )
+
+
 def _gpu(case: Case, found: Estimate) -> Iterator[Explanation]:
     stage, machine = found.stage1, case.hardware.combined()
     gpu = stage.gpu_tokens_per_s
@@ -218,91 +230,4 @@ def _needs(case: Case, found: Estimate) -> Iterator[Explanation]:
         needs.cpu_needed_flops_per_s,
         "FLOP/s",
         "Eq 6",
-    )
-
-
-def _stage2(case: Case, found: Estimate) -> Iterator[Explanation]:
-    stage = found.stage2
-    if stage is None:
-        return
-    p, g = round(case.workload.prompt_tokens), round(case.workload.generated_tokens)
-    requests, block = case.workload.n_requests, case.block_tokens
-    held = sequence_kv_token_steps(p, g, block)
-    yield Explanation(
-        "stage2.kv_prompts_per_step",
-        f"q, prompts started in each pass such that the KV of all stages of life fits; the sum over"
-        f" j = 1..{g} of ceil(({p} + j) / {block}) · {block} is {held}",
-        "M / sum of ceil((p + j) / b) · b",
-        f"{case.kv_capacity_tokens} / {held}",
-        stage.kv_prompts_per_step,
-        "prompts",
-        "Eq 9",
-    )
-    rates = [("io", stage.kv_prompts_per_step, stage.io_tokens_per_s, "Eq 11")]
-    if stage.gpu_prompts_per_step is not None and stage.gpu_tokens_per_s is not None:
-        yield Explanation(
-            "stage2.gpu_prompts_per_step",
-            "q*, prompts in each pass that the GPU keeps up with",
-            "T_GPU · delta / (p + g)",
-            f"{number(found.stage1.gpu_tokens_per_s or 0)} * {number(found.stage1.stream_s)}"
-            f" / ({p} + {g})",
-            stage.gpu_prompts_per_step,
-            "prompts",
-            "Eq 12",
-        )
-        rates.append(("gpu", stage.gpu_prompts_per_step, stage.gpu_tokens_per_s, "Eq 12"))
-    for name, q, rate, source in rates:
-        yield Explanation(
-            f"stage2.{name}_tokens_per_s",
-            "K requests in K/q + g passes of delta",
-            "K (p + g) / ((K/q + g) · delta)",
-            f"{requests} * ({p} + {g}) / (({requests} / {number(q)} + {g})"
-            f" * {number(found.stage1.stream_s)})",
-            rate,
-            "tokens/s",
-            source,
-        )
-    yield Explanation(
-        "stage2.tokens_per_s",
-        f"the finite batch; limited by {stage.limit}",
-        "min(T1, T2)" if len(rates) > 1 else "T1",
-        f"min({', '.join(number(r[2]) for r in rates)})" if len(rates) > 1 else number(rates[0][2]),
-        stage.tokens_per_s,
-        "tokens/s",
-        "Eq 13",
-    )
-    yield Explanation(
-        "stage2.generated_tokens_per_s",
-        "its generated part",
-        "T · g / (p + g)",
-        f"{number(stage.tokens_per_s)} * {g} / ({p} + {g})",
-        stage.generated_tokens_per_s,
-        "tokens/s",
-        "Eq 13",
-    )
-    yield Explanation(
-        "stage2.total_s",
-        "time for all requests",
-        "K (p + g) / T",
-        f"{requests} * ({p} + {g}) / {number(stage.tokens_per_s)}",
-        stage.total_s,
-        "s",
-        "Eq 10",
-    )
-
-
-def _simulation(found: Estimate) -> Iterator[Explanation]:
-    run = found.simulation
-    if run is None:
-        return
-    shares = ", ".join(f"{name} {part:.0%}" for name, part in run.share_by_limit.items())
-    yield Explanation(
-        "simulation.tokens_per_s",
-        f"{run.steps} iterations of the real scheduler, each as long as its slowest resource"
-        f" ({shares} of the time)",
-        "tokens of all requests / simulated time",
-        f"{number(run.tokens_per_s * run.total_s)} / {number(run.total_s)}",
-        run.tokens_per_s,
-        "tokens/s",
-        "iteration model",
     )
