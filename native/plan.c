@@ -205,7 +205,8 @@ static void sort_tasks(const plan *p, ml_task *sorted, uint32_t *node_begin) {
     for (uint32_t i = 0; i < p->n_tasks; i++) next[p->port->classes[i] + 1]++;
     for (uint32_t c = 1; c <= 2 * ML_MAX_NODES; c++) next[c] += next[c - 1];
     for (uint32_t node = 0; node <= ML_MAX_NODES; node++) node_begin[node] = next[2 * node];
-    for (uint32_t i = 0; i < p->n_tasks; i++)
+    /* From the end: a chunk's last tiles see most KV, and what takes longest should start first. */
+    for (uint32_t i = p->n_tasks; i-- > 0;)
         sorted[next[p->port->classes[i]]++] = p->port->tasks[i];
 }
 
