@@ -18,6 +18,10 @@ TokenIds = NDArray[np.int64]
 
 # Candidates looked at first when the most likely ones that make up top-p are wanted.
 TOP_P_CANDIDATES = 1024
+# Distances from the highest logit within which the most likely tokens are looked for first.
+UPPER_PARTS = (3, 6, 12, 24)
+# Tokens summed at once on the way to a draw.
+RUN = 256
 
 
 class NotFinite(ValueError):
@@ -86,7 +90,7 @@ def token_logprob(logits: Logits, token_id: int, n_top: int) -> TokenLogprob:
     highest = float(logits.max())
     if not math.isfinite(highest):
         raise NotFinite("the model's logits are not finite")
-    total = highest + math.log(np.exp((logits - highest).astype(np.float64)).sum())
+    total = highest + math.log(np.exp(logits - np.float32(highest)).sum(dtype=np.float64))
     best = _most_likely(logits, min(n_top, len(logits)))
     top = tuple((int(i), float(logits[i]) - total) for i in best)
     return TokenLogprob(token_id, float(logits[token_id]) - total, top)
@@ -120,15 +124,28 @@ def _changed(logits: Logits, sampling: Sampling, tokens: TokenIds, prompt_tokens
 
 
 def _draw(logits: Logits, sampling: Sampling, position: int) -> int:
-    scaled = (logits - logits.max()) / np.float32(sampling.temperature)
+    scaled = logits - logits.max()
+    scaled /= np.float32(sampling.temperature)
     candidates = _candidates(scaled, sampling)
     likelihood = np.exp(scaled if candidates is None else scaled[candidates])
-    cumulative = np.cumsum(likelihood, dtype=np.float64)
-    target = uniform(sampling.seed, position) * cumulative[-1]
-    index = int(np.searchsorted(cumulative, target, side="right"))
-    # A product rounded up to the total must not point at a token of probability zero.
-    index = min(index, int(np.flatnonzero(likelihood)[-1])) if index >= len(likelihood) else index
+    index = _at_share(likelihood, uniform(sampling.seed, position))
     return index if candidates is None else int(candidates[index])
+
+
+def _at_share(likelihood: Logits, share: float) -> int:
+    """The first index at which the running sum exceeds `share` of the total.
+
+    Sums are FP64: first of runs, then inside the run that the share falls into.
+    """
+    run_sums = np.add.reduceat(likelihood, np.arange(0, len(likelihood), RUN), dtype=np.float64)
+    run_ends = np.cumsum(run_sums)
+    target = share * run_ends[-1]
+    run = min(int(np.searchsorted(run_ends, target, side="right")), len(run_ends) - 1)
+    before = run_ends[run - 1] if run else 0.0
+    inside = before + np.cumsum(likelihood[run * RUN : (run + 1) * RUN], dtype=np.float64)
+    index = run * RUN + int(np.searchsorted(inside, target, side="right"))
+    # Rounding must not lead beyond the last token of some probability.
+    return index if index < len(likelihood) else int(np.flatnonzero(likelihood)[-1])
 
 
 def _candidates(scaled: Logits, sampling: Sampling) -> TokenIds | None:
@@ -153,20 +170,33 @@ def _most_likely(values: Logits, n: int) -> TokenIds:
         return np.empty(0, dtype=np.int64)
     if n >= len(values):
         return np.argsort(-values, kind="stable")
-    threshold = np.partition(values, len(values) - n)[len(values) - n]
-    above = np.flatnonzero(values > threshold)
-    level = np.flatnonzero(values == threshold)[: n - len(above)]
-    chosen = np.sort(np.concatenate([above, level]))
+    kept = _upper_part(values, n)
+    upper = values[kept]
+    threshold = np.partition(upper, len(upper) - n)[len(upper) - n]
+    above = np.flatnonzero(upper > threshold)
+    level = np.flatnonzero(upper == threshold)[: n - len(above)]
+    chosen = kept[np.sort(np.concatenate([above, level]))]
     return chosen[np.argsort(-values[chosen], kind="stable")]
+
+
+def _upper_part(values: Logits, n: int) -> TokenIds:
+    """Ascending indices of some of the largest values, at least n: far fewer to sort than all."""
+    highest = values.max()
+    for below in UPPER_PARTS:
+        kept = np.flatnonzero(values >= highest - np.float32(below))
+        if len(kept) >= n:
+            return kept
+    return np.arange(len(values))
 
 
 def _top_p(values: Logits, top_p: float) -> TokenIds:
     """The smallest set of most likely indices whose share of the probability reaches top_p."""
-    likelihood = np.exp(values.astype(np.float64))
-    needed = top_p * likelihood.sum()
+    likelihood = np.exp(values)
+    needed = top_p * likelihood.sum(dtype=np.float64)
     n = min(TOP_P_CANDIDATES, len(values))
     best = _most_likely(values, n)
-    if likelihood[best].sum() < needed:
+    if likelihood[best].sum(dtype=np.float64) < needed:
         best = _most_likely(values, len(values))
-    reached = int(np.searchsorted(np.cumsum(likelihood[best]), needed, side="left"))
+    sums = np.cumsum(likelihood[best], dtype=np.float64)
+    reached = int(np.searchsorted(sums, needed, side="left"))
     return best[: reached + 1]
