@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from protos import errors
 from protos.access import Access
@@ -54,16 +55,18 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
             or handler.stream_stream
         )
 
-        async def answer(request: Any, context: Context) -> Any:
-            async with self._call(method, context):
-                return await behaviour(request, context)
+        read = _reader(handler)
 
-        async def stream(request: Any, context: Context) -> None:
+        async def answer(data: Any, context: Context) -> Any:
+            async with self._call(method, context):
+                return await behaviour(read(data), context)
+
+        async def stream(data: Any, context: Context) -> None:
             # Closed here rather than by the garbage collector: a client that left frees at once
             # what its call holds.
             async with (
                 self._call(method, context),
-                contextlib.aclosing(behaviour(request, context)) as responses,
+                contextlib.aclosing(behaviour(read(data), context)) as responses,
             ):
                 async for response in responses:
                     await context.write(response)
@@ -71,7 +74,7 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
         make = _HANDLERS[handler.request_streaming, handler.response_streaming]
         return make(
             stream if inspect.isasyncgenfunction(behaviour) else answer,
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=None,  # by `read`: what is no message is the caller's fault
             response_serializer=handler.response_serializer,
         )
 
@@ -124,6 +127,25 @@ _HANDLERS: dict[tuple[bool, bool], Callable[..., Handler]] = {
     (True, False): grpc.stream_unary_rpc_method_handler,
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
+
+
+def _reader(handler: Any) -> Callable[[Any], Any]:
+    """Turns the bytes of a request, or of each request of a stream, into messages. Bytes that are
+    no message would be INTERNAL to the library; they are InvalidArgument."""
+
+    def message(data: bytes) -> Any:
+        try:
+            return handler.request_deserializer(data)
+        except (DecodeError, ValueError) as error:
+            raise errors.InvalidArgument(
+                "the bytes sent are not a message of this call", reason="MALFORMED_MESSAGE"
+            ) from error
+
+    async def messages(data: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for entry in data:
+            yield message(entry)
+
+    return messages if handler.request_streaming else message
 
 
 async def _abort(context: Context, error: errors.ServiceError) -> None:
