@@ -11,6 +11,7 @@ import typer
 import uvloop
 from moelens.client import RequestFailed
 
+from gateway.generate import NO_SERVER
 from gateway.launcher import StackError
 from protos.logs import set_up_logs
 
@@ -29,7 +30,7 @@ def run_command(name: str, main: Coroutine[Any, Any, int]) -> None:
     except RequestFailed as error:
         hint = ""
         if error.code is grpc.StatusCode.UNAVAILABLE:
-            hint = "\nIs a server running? Start one with: moe-lens up --model DIR"
+            hint = f"\n{NO_SERVER}"
         print(f"moe-lens {name}: {error}{hint}", file=sys.stderr)
         raise typer.Exit(1) from error
     except (asyncio.CancelledError, KeyboardInterrupt):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 DEFAULT_MAX_TOKENS = 128
+NO_SERVER = "Is a server running? Start one with: moe-lens up --model DIR"
 
 
 @app.command("generate")
@@ -199,5 +200,7 @@ async def print_text(result: Result, several: bool) -> None:
         sys.stdout.flush()
     if result.error is not None:
         print(f"moe-lens generate: {result.error.code}: {result.error.message}", file=sys.stderr)
+        if result.error.code == "UNAVAILABLE":
+            print(NO_SERVER, file=sys.stderr)
     write("\n\n" if several else "\n")
     sys.stdout.flush()
