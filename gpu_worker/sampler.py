@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 Logits = NDArray[np.float32]  # (vocabulary,)
 TokenIds = NDArray[np.int64]
 
-# Candidates looked at first when the most likely ones that make up top-p are wanted.
-TOP_P_CANDIDATES = 1024
+# So many candidates are looked at when the most likely ones that make up top-p are wanted.
+TOP_P_CANDIDATES = (64, 512, 4096)
 # Distances from the highest logit within which the most likely tokens are looked for first.
 UPPER_PARTS = (3, 6, 12, 24)
 # Tokens summed at once on the way to a draw.
@@ -175,8 +175,9 @@ def _most_likely(values: Logits, n: int) -> TokenIds:
     threshold = np.partition(upper, len(upper) - n)[len(upper) - n]
     above = np.flatnonzero(upper > threshold)
     level = np.flatnonzero(upper == threshold)[: n - len(above)]
-    chosen = kept[np.sort(np.concatenate([above, level]))]
-    return chosen[np.argsort(-values[chosen], kind="stable")]
+    chosen: TokenIds = kept[np.sort(np.concatenate([above, level]))]
+    best: TokenIds = chosen[np.argsort(-values[chosen], kind="stable")]
+    return best
 
 
 def _upper_part(values: Logits, n: int) -> TokenIds:
@@ -193,10 +194,9 @@ def _top_p(values: Logits, top_p: float) -> TokenIds:
     """The smallest set of most likely indices whose share of the probability reaches top_p."""
     likelihood = np.exp(values)
     needed = top_p * likelihood.sum(dtype=np.float64)
-    n = min(TOP_P_CANDIDATES, len(values))
-    best = _most_likely(values, n)
-    if likelihood[best].sum(dtype=np.float64) < needed:
-        best = _most_likely(values, len(values))
-    sums = np.cumsum(likelihood[best], dtype=np.float64)
-    reached = int(np.searchsorted(sums, needed, side="left"))
-    return best[: reached + 1]
+    for n in (*TOP_P_CANDIDATES, len(values)):
+        best = _most_likely(values, min(n, len(values)))
+        sums = np.cumsum(likelihood[best], dtype=np.float64)
+        if sums[-1] >= needed:
+            break
+    return best[: int(np.searchsorted(sums, needed, side="left")) + 1]

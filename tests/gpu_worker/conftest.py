@@ -14,7 +14,7 @@ from gpu_worker import residency, weights
 from gpu_worker.activations import SlotTensors
 from gpu_worker.checkpoint import Checkpoint
 from gpu_worker.cpu_ops import CpuOps
-from gpu_worker.device import CpuDevice
+from gpu_worker.device import CpuDevice, Device
 from gpu_worker.engine import Engine, Schedule
 from gpu_worker.families import DecoderConfig, family_of
 from gpu_worker.link import EmulatedLink
@@ -184,6 +184,7 @@ def make_rig() -> Iterator[MakeRig]:
         directory: Path,
         dtype: torch.dtype | None = None,
         make_ops: Callable[[torch.dtype], Ops] = CpuOps,
+        device_of: Callable[[torch.dtype], Device] | None = None,
         link_bytes_per_s: float | None = None,
         resident_bytes: int = 0,
         packet_bytes: int = 10**8,
@@ -195,11 +196,12 @@ def make_rig() -> Iterator[MakeRig]:
         config = family.decoder_config(checkpoint.config)
         dtype = dtype or checkpoint.dtype()
         link = None if link_bytes_per_s is None else EmulatedLink(link_bytes_per_s)
-        device = CpuDevice(make_ops(dtype), link)
+        device = device_of(dtype) if device_of else CpuDevice(make_ops(dtype), link)
         store = weights.load(checkpoint, family, config, device.ops, weights.LoadProgress())
         spans = Timeline() if timeline else None
         stages: StageWeights = WeightsInPlace(store, device.ops)
-        if link is not None:
+        if device.link is not None:
+            device.register(store.memory.data_ptr(), store.n_bytes)
             sizes = [block.n_bytes for block in store.stages]
             chosen = residency.choose(sizes, resident_bytes)
             stages = Mover(store, device, chosen, packet_bytes, spans)
@@ -211,7 +213,7 @@ def make_rig() -> Iterator[MakeRig]:
             stages,
             port,
             [activations_of(SlotTensors(port, slot), device) for slot in range(2)],
-            torch.device("cpu"),
+            device.ops.device,
             Schedule(**schedule),
             spans,
         )

@@ -134,7 +134,7 @@ def test_top_p_beyond_the_first_candidates_is_exact(monkeypatch: pytest.MonkeyPa
     logits = logits_of(7, n=500)
     sampling = Sampling(seed=0, top_p=0.95, temperature=3.0)
     wanted = [choose(logits, dataclasses.replace(sampling, seed=s), PROMPT, 3) for s in range(200)]
-    monkeypatch.setattr(sampler, "TOP_P_CANDIDATES", 4)
+    monkeypatch.setattr(sampler, "TOP_P_CANDIDATES", (4, 17))
     found = [choose(logits, dataclasses.replace(sampling, seed=s), PROMPT, 3) for s in range(200)]
     assert found == wanted
 
