@@ -51,17 +51,17 @@ INLINE void load_k(const char *k, uint32_t i, int half, const int is_bf16, __m25
 INLINE void scores(const ml_row *rows, const ml_tile *tile, const int n_rows, const int is_bf16,
                    __m256 (*score)[2]) {
     const int lines = is_bf16 ? 1 : 2;
-    const char *ahead = tile->prefetch;
+    const char *k = tile->kv, *far = tile->next, *near = k + half_tile(tile, is_bf16);
     const float *q[ROWS];
     UNROLL for (int r = 0; r < n_rows; r++) {
         q[r] = rows[r].q;
         score[r][0] = score[r][1] = _mm256_setzero_ps();
     }
     for (uint32_t i = 0; i < tile->head_dim / 2; i++) {
-        UNROLL for (int l = 0; l < lines; l++) fetch(ahead + (i * lines + l) * LINE);
+        UNROLL for (int l = 0; l < lines; l++) fetch(far, near, (i * lines + l) * LINE);
         UNROLL for (int half = 0; half < 2; half++) {
             __m256 even, odd;
-            load_k(tile->kv, i, half, is_bf16, &even, &odd);
+            load_k(k, i, half, is_bf16, &even, &odd);
             UNROLL for (int r = 0; r < n_rows; r++) {
                 __m256 *s = &score[r][half];
                 *s = _mm256_fmadd_ps(even, _mm256_broadcast_ss(q[r] + 2 * i), *s);
@@ -140,15 +140,15 @@ INLINE void load_v(const char *v, uint32_t head_dim, int i, const int is_bf16, _
  * roundings against the large sum of a long context. */
 INLINE void values(ml_row *rows, const ml_tile *tile, const int n_rows, const int is_bf16,
                    uint32_t dim, float (*weights)[ML_BLOCK_TOKENS]) {
-    const size_t v_offset = tile->head_dim * ML_BLOCK_TOKENS * (is_bf16 ? 2u : 4u);
-    const char *v = (const char *)tile->kv + v_offset + dim * 4u;
-    const char *ahead = tile->prefetch + v_offset + dim * ML_BLOCK_TOKENS * (is_bf16 ? 2u : 4u);
+    const char *v = (const char *)tile->kv + half_tile(tile, is_bf16) + dim * 4u;
+    const char *near = tile->next, *far = near + half_tile(tile, is_bf16);
+    size_t offset = dim * ML_BLOCK_TOKENS * (is_bf16 ? 2u : 4u);
     __m256 sum[2 * ROWS];
     UNROLL for (int i = 0; i < 2 * n_rows; i++) sum[i] = _mm256_setzero_ps();
     for (int i = 0; i < ML_BLOCK_TOKENS / 2; i++) {
-        fetch(ahead);
-        if (!is_bf16) fetch(ahead + LINE);
-        ahead += is_bf16 ? LINE : 2 * LINE;
+        fetch(far, near, offset);
+        if (!is_bf16) fetch(far, near, offset + LINE);
+        offset += is_bf16 ? LINE : 2 * LINE;
         UNROLL for (int c = 0; c < 2; c++) {
             __m256 first, second;
             load_v(v + c * HALF, tile->head_dim, i, is_bf16, &first, &second);

@@ -31,7 +31,7 @@ INLINE void load_k(const char *k, uint32_t i, const int is_bf16, __m512 *even, _
 INLINE void scores(const ml_row *rows, const ml_tile *tile, const int n_rows, const int is_bf16,
                    __m512 *score) {
     const int lines = is_bf16 ? 1 : 2;
-    const char *ahead = tile->prefetch;
+    const char *k = tile->kv, *far = tile->next, *near = k + half_tile(tile, is_bf16);
     const float *q[ROWS];
     __m512 odd_sum[ROWS];
     UNROLL for (int r = 0; r < n_rows; r++) {
@@ -40,8 +40,8 @@ INLINE void scores(const ml_row *rows, const ml_tile *tile, const int n_rows, co
     }
     for (uint32_t i = 0; i < tile->head_dim / 2; i++) {
         __m512 even, odd;
-        load_k(tile->kv, i, is_bf16, &even, &odd);
-        UNROLL for (int l = 0; l < lines; l++) fetch(ahead + (i * lines + l) * LINE);
+        load_k(k, i, is_bf16, &even, &odd);
+        UNROLL for (int l = 0; l < lines; l++) fetch(far, near, (i * lines + l) * LINE);
         UNROLL for (int r = 0; r < n_rows; r++) {
             score[r] = _mm512_fmadd_ps(even, _mm512_set1_ps(q[r][2 * i]), score[r]);
             odd_sum[r] = _mm512_fmadd_ps(odd, _mm512_set1_ps(q[r][2 * i + 1]), odd_sum[r]);
@@ -68,18 +68,18 @@ INLINE void load_v(const char *v, uint32_t head_dim, int i, const int is_bf16, _
  * own first: fewer roundings against the large sum of a long context. */
 INLINE void values(ml_row *rows, const ml_tile *tile, const int n_rows, const int columns,
                    const int is_bf16, uint32_t dim, float (*weights)[ML_BLOCK_TOKENS]) {
-    const size_t v_offset = tile->head_dim * ML_BLOCK_TOKENS * (is_bf16 ? 2u : 4u);
-    const char *v = (const char *)tile->kv + v_offset + dim * 4u;
-    const char *ahead = tile->prefetch + v_offset + dim * ML_BLOCK_TOKENS * (is_bf16 ? 2u : 4u);
+    const char *v = (const char *)tile->kv + half_tile(tile, is_bf16) + dim * 4u;
+    const char *near = tile->next, *far = near + half_tile(tile, is_bf16);
+    size_t offset = dim * ML_BLOCK_TOKENS * (is_bf16 ? 2u : 4u);
     __m512 sum[16];
     UNROLL for (int i = 0; i < n_rows * columns; i++) sum[i] = _mm512_setzero_ps();
     for (int i = 0; i < ML_BLOCK_TOKENS / 2; i++) {
         UNROLL for (int c = 0; c < columns; c++) {
             __m512 first, second;
             load_v(v + c * LINE, tile->head_dim, i, is_bf16, &first, &second);
-            fetch(ahead);
-            if (!is_bf16) fetch(ahead + LINE);
-            ahead += is_bf16 ? LINE : 2 * LINE;
+            fetch(far, near, offset);
+            if (!is_bf16) fetch(far, near, offset + LINE);
+            offset += is_bf16 ? LINE : 2 * LINE;
             UNROLL for (int r = 0; r < n_rows; r++) {
                 __m512 *s = sum + r * columns + c;
                 *s = _mm512_fmadd_ps(first, _mm512_set1_ps(weights[r][2 * i]), *s);

@@ -16,7 +16,7 @@ INLINE __m512bh load_pairs(const char *line) { return (__m512bh)_mm512_load_si51
 
 /* score[r] = q . k by token. Even and odd pairs apart: two chains hide the latency. */
 INLINE void scores(const ml_row *rows, const ml_tile *tile, const int n_rows, __m512 *score) {
-    const char *k = tile->kv, *ahead = tile->prefetch;
+    const char *k = tile->kv, *far = tile->next, *near = k + half_tile(tile, 1);
     const char *q[ROWS];
     __m512 odd[ROWS];
     UNROLL for (int r = 0; r < n_rows; r++) {
@@ -25,8 +25,8 @@ INLINE void scores(const ml_row *rows, const ml_tile *tile, const int n_rows, __
     }
     for (uint32_t i = 0; i < tile->head_dim / 2; i += 2) {
         const __m512bh k0 = load_pairs(k + i * LINE), k1 = load_pairs(k + i * LINE + LINE);
-        fetch(ahead + i * LINE);
-        fetch(ahead + i * LINE + LINE);
+        fetch(far, near, i * LINE);
+        fetch(far, near, i * LINE + LINE);
         UNROLL for (int r = 0; r < n_rows; r++) {
             score[r] = _mm512_dpbf16_ps(score[r], k0, broadcast_pair(q[r] + i * 4));
             odd[r] = _mm512_dpbf16_ps(odd[r], k1, broadcast_pair(q[r] + i * 4 + 4));
@@ -47,23 +47,23 @@ INLINE void round_weights(ml_row *row, __m512 weight, void *rounded) {
 /* acc += weights v for `columns` vectors of 16 dimensions from `dim` on. */
 INLINE void values(ml_row *rows, const ml_tile *tile, const int n_rows, const int columns,
                    uint32_t dim, uint32_t (*weights)[PAIRS]) {
-    const size_t v_offset = tile->head_dim * ML_BLOCK_TOKENS * 2u;
-    const char *v = (const char *)tile->kv + v_offset + dim * 4u;
-    const char *ahead = tile->prefetch + v_offset + dim * ML_BLOCK_TOKENS * 2u;
+    const char *v = (const char *)tile->kv + half_tile(tile, 1) + dim * 4u;
+    const char *near = tile->next, *far = near + half_tile(tile, 1);
+    size_t offset = dim * ML_BLOCK_TOKENS * 2u;
     __m512 sum[16];
     UNROLL for (int i = 0; i < n_rows * columns; i++)
         sum[i] = _mm512_loadu_ps(rows[i / columns].acc + dim + 16 * (i % columns));
     for (int pair = 0; pair < PAIRS; pair++) {
         UNROLL for (int c = 0; c < columns; c++) {
             const __m512bh pairs = load_pairs(v + c * LINE);
-            fetch(ahead + c * LINE);
+            fetch(far, near, offset + c * LINE);
             UNROLL for (int r = 0; r < n_rows; r++) {
                 __m512 *s = sum + r * columns + c;
                 *s = _mm512_dpbf16_ps(*s, pairs, broadcast_pair(&weights[r][pair]));
             }
         }
         v += tile->head_dim * 4u;
-        ahead += columns * LINE;
+        offset += columns * LINE;
     }
     UNROLL for (int i = 0; i < n_rows * columns; i++)
         _mm512_storeu_ps(rows[i / columns].acc + dim + 16 * (i % columns), sum[i]);

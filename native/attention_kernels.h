@@ -22,7 +22,7 @@ _Static_assert(sizeof(ml_row) == 128, "a row is two cache lines");
 /* One KV head of one block. */
 typedef struct {
     const void *kv;        /* K tile, then V tile */
-    const char *prefetch;  /* a tile to fetch meanwhile, a line at a time; always readable */
+    const char *next;     /* the tile after it, to be fetched meanwhile; always readable */
     uint32_t head_dim;
     uint32_t position;     /* of the tile's first token */
     uint32_t kv_end;       /* tokens from here on are not looked at */

@@ -14,8 +14,7 @@
 enum {
     MAX_ROWS = 256,      /* of one pass */
     QUERY_FLOATS = 8192, /* converted queries of one pass: 32 KB */
-    GROUP_ROWS = 32,     /* rows of one KV head in a prefill pass */
-    FETCH_AHEAD = 1      /* tiles */
+    GROUP_ROWS = 32      /* rows of one KV head in a prefill pass */
 };
 
 typedef struct {
@@ -79,28 +78,8 @@ static void walk_tile(pass *p, ml_row *rows, ml_tile *tile) {
         /* Rows are in order of position: the last one sees most. */
         if (rows[row + n - 1].last_visible < tile->position) continue;
         p->kernel->tile(rows + row, n, tile);
-        tile->prefetch = tile->kv;
+        tile->next = tile->kv;
     }
-}
-
-/* Where the walk will be `FETCH_AHEAD` tiles from now: what to fetch meanwhile. */
-typedef struct {
-    uint32_t position, end, head;
-    const char *block; /* NULL: past the end, and no next block is known */
-} lookahead;
-
-static void enter_block(const pass *p, lookahead *ahead) {
-    ahead->head = p->first_head;
-    if (ahead->position < ahead->end)
-        ahead->block = block_at(p, ahead->position);
-    else
-        ahead->block = ahead->position < ahead->end + ML_BLOCK_TOKENS ? p->task->next_block : NULL;
-}
-
-static void advance(const pass *p, lookahead *ahead) {
-    if (++ahead->head < p->end_head) return;
-    ahead->position += ML_BLOCK_TOKENS;
-    enter_block(p, ahead);
 }
 
 static uint32_t end_of_walk(const pass *p) {
@@ -109,24 +88,31 @@ static uint32_t end_of_walk(const pass *p) {
     return last_visible < p->task->kv_end ? last_visible + 1u : p->task->kv_end;
 }
 
+/* All heads of the pass over one block; `next` is the block after it, NULL where unknown. */
+static void walk_block(pass *p, ml_tile *tile, const char *block, const char *next) {
+    const uint32_t n_rows = p->end_row - p->first_row;
+    const size_t tile_bytes = ml_tile_bytes(p->shape);
+    for (uint32_t head = p->first_head; head < p->end_head; head++) {
+        const char *here = block + head * tile_bytes;
+        tile->kv = tile->next = here;
+        if (head + 1 < p->end_head)
+            tile->next = here + tile_bytes;
+        else if (next)
+            tile->next = next + p->first_head * tile_bytes;
+        walk_tile(p, p->rows + (head - p->first_head) * n_rows, tile);
+    }
+}
+
 static void walk_blocks(pass *p) {
     const ml_attend_task *task = p->task;
-    const uint32_t n_rows = p->end_row - p->first_row, end = end_of_walk(p);
-    const size_t tile_bytes = ml_tile_bytes(p->shape);
-    lookahead ahead = {.position = task->kv_begin, .end = end};
+    const uint32_t end = end_of_walk(p);
     ml_tile tile = {.head_dim = p->shape->head_dim,
                     .kv_end = task->kv_end,
                     .scale_log2 = task->scale * ML_LOG2E};
-    enter_block(p, &ahead);
-    for (int i = 0; i < FETCH_AHEAD; i++) advance(p, &ahead);
     for (tile.position = task->kv_begin; tile.position < end; tile.position += ML_BLOCK_TOKENS) {
-        const char *block = block_at(p, tile.position);
-        for (uint32_t head = p->first_head; head < p->end_head; head++) {
-            tile.kv = block + head * tile_bytes;
-            tile.prefetch = ahead.block ? ahead.block + ahead.head * tile_bytes : tile.kv;
-            walk_tile(p, p->rows + (head - p->first_head) * n_rows, &tile);
-            advance(p, &ahead);
-        }
+        const uint32_t following = tile.position + ML_BLOCK_TOKENS;
+        walk_block(p, &tile, block_at(p, tile.position),
+                   following < end ? block_at(p, following) : task->next_block);
     }
 }
 

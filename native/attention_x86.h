@@ -11,8 +11,18 @@
 
 enum { LINE = 64 };
 
-/* One line of the tile after next. */
-INLINE void fetch(const char *line) { _mm_prefetch(line, _MM_HINT_T1); }
+/* Asks for two lines to be brought into the second-level cache (requests for the first-level cache
+ * would wait for its few miss buffers). A busy processor drops such requests, so every line is
+ * asked for twice: a tile before it is used (`far`), and half a tile before (`near`). */
+INLINE void fetch(const char *far, const char *near, size_t offset) {
+    _mm_prefetch(far + offset, _MM_HINT_T1);
+    _mm_prefetch(near + offset, _MM_HINT_T1);
+}
+
+/* Bytes of a tile's K, and of its V. */
+INLINE size_t half_tile(const ml_tile *tile, const int is_bf16) {
+    return tile->head_dim * ML_BLOCK_TOKENS * (is_bf16 ? 2u : 4u);
+}
 
 /* Cases of a switch over the number of rows: `body` with n_rows a constant, so that sums stay in
  * registers. */
