@@ -130,23 +130,33 @@ def geometry(
     )
 
 
-def choose_kv_blocks(config: WorkerConfig, decoder: DecoderConfig, dtype: torch.dtype) -> int:
-    """KV blocks of --kv, or of what is free. MemoryShortage, itemised, where they do not fit."""
+def choose_kv_blocks(
+    config: WorkerConfig, decoder: DecoderConfig, dtype: torch.dtype, weights_bytes: int
+) -> int:
+    """KV blocks of --kv, or of what is free beside the weights. MemoryShortage, itemised, where
+    they fit neither RAM nor the CPU worker's directory."""
     one = geometry(config, decoder, dtype, kv_blocks=1).sizes()
-    block_bytes = one.kv_arena_bytes
-    free = min(memory.available_bytes(), memory.free_shared_bytes(config.shm_dir))
+    shared_bytes = memory.free_shared_bytes(config.shm_dir)
+    ram_bytes = memory.available_bytes()
     if config.kv_bytes is None:
-        usable_bytes = int((free - one.segment_bytes - memory.HEADROOM_BYTES) * DEFAULT_KV_SHARE)
+        beside = one.segment_bytes + memory.HEADROOM_BYTES
+        usable_bytes = min(ram_bytes - weights_bytes, shared_bytes) - beside
         per_sequence = memory.div_ceil(decoder.max_context_tokens, BLOCK_TOKENS)
         most = memory.div_ceil(config.max_sequences, FULL_SEQUENCES_SHARE) * per_sequence
-        blocks = min(usable_bytes // block_bytes, most)
+        blocks = min(int(usable_bytes * DEFAULT_KV_SHARE) // one.kv_arena_bytes, most)
     else:
-        blocks = config.kv_bytes // block_bytes
+        blocks = config.kv_bytes // one.kv_arena_bytes
         if blocks < 1:
             raise ConfigurationError(
-                "kv", f"{config.kv_bytes} bytes hold no block of {block_bytes} bytes (16 tokens)"
+                "kv",
+                f"{config.kv_bytes} bytes hold no block of {one.kv_arena_bytes} bytes (16 tokens)",
             )
-    items = [("KV cache", max(blocks, 1) * block_bytes), ("channel segment", one.segment_bytes)]
-    if blocks < 1 or sum(n for _, n in items) > free:
-        raise MemoryShortage(f"the KV cache in {config.shm_dir} and RAM", items, free)
+    shared = [
+        ("KV cache", max(blocks, 1) * one.kv_arena_bytes),
+        ("channel segment", one.segment_bytes),
+    ]
+    host = [("weights", weights_bytes), *shared, ("headroom", memory.HEADROOM_BYTES)]
+    for what, items, free in (("RAM", host, ram_bytes), (config.shm_dir, shared, shared_bytes)):
+        if sum(n for _, n in items) > free:
+            raise MemoryShortage(f"not enough of {what} for this model", items, free)
     return blocks

@@ -1,11 +1,13 @@
 """The operations of device `cpu`, by our own kernels: packed weights, threads that sleep, and rows
 whose results do not depend on their neighbours, to the bit."""
 
+import time
 from dataclasses import dataclass
 
 import torch
 
 from gpu_worker.ops import Linear, RotaryTable
+from gpu_worker.timing import OpTimes
 from native import gemm, layer_ops, moe
 from native.threads import ThreadPool
 
@@ -44,6 +46,7 @@ class CpuOps:
         self._pool = pool
         self._workspace = moe.Workspace()
         self._buffers: dict[str, Tensor] = {}
+        self.times = OpTimes()
 
     # -- weights --------------------------------------------------------------------------------
 
@@ -91,18 +94,25 @@ class CpuOps:
     def project(self, x: Tensor, weight: Linear) -> Tensor:
         packed = _packed(weight)
         out = self._buffer("projected", len(x), packed.rows)
-        gemm.linear(x, packed.group, out, pool=self._pool)
+        self._multiply(x, packed, out)
         return out
 
     def project_add(self, x: Tensor, weight: Linear, residual: Tensor) -> Tensor:
-        gemm.linear(x, _packed(weight).group, residual, residual=residual, pool=self._pool)
+        self._multiply(x, _packed(weight), residual, residual)
         return residual
 
     def logits(self, x: Tensor, weight: Linear) -> Tensor:
         packed = _packed(weight)
         out = self._buffer("logits", len(x), packed.rows, torch.float32)
-        gemm.linear(x, packed.group, out, pool=self._pool)
+        self._multiply(x, packed, out)
         return out
+
+    def _multiply(
+        self, x: Tensor, weight: PackedLinear, out: Tensor, residual: Tensor | None = None
+    ) -> None:
+        begin_s = time.perf_counter()
+        gemm.linear(x, weight.group, out, residual=residual, pool=self._pool)
+        self.times.gemm_s += time.perf_counter() - begin_s
 
     def argmax(self, logits: Tensor) -> Tensor:
         out = torch.empty(len(logits), dtype=torch.int64)
@@ -132,7 +142,11 @@ class CpuOps:
         weights = moe.MoeWeights(
             _packed(router).weight, _packed(gate_up).group, _packed(down).group, top_k
         )
-        moe.moe(x, weights, residual, residual=residual, workspace=self._workspace, pool=self._pool)
+        spent = moe.moe(
+            x, weights, residual, residual=residual, workspace=self._workspace, pool=self._pool
+        )
+        self.times.gemm_s += spent.gate_up_s + spent.down_s
+        self.times.routing_s += spent.route_s + spent.combine_s
         return residual
 
     def _buffer(

@@ -12,6 +12,8 @@ from gpu_worker.ops import Ops
 Tensor = torch.Tensor
 # Waits until the device has finished what it was given before the fence was made.
 Fence = Callable[[], None]
+# Left to CUDA's libraries and to torch's allocator, which rounds up.
+WORKSPACE_BYTES = 1_000_000_000
 
 
 class Device(Protocol):
@@ -26,7 +28,7 @@ class Device(Protocol):
         ...
 
     def free_bytes(self) -> int:
-        """Device memory that is free."""
+        """Device memory that weights and activations may take."""
         ...
 
     def fence(self) -> Fence: ...
@@ -77,7 +79,7 @@ class CudaDevice:
 
     def free_bytes(self) -> int:
         free, _ = torch.cuda.mem_get_info(self.ops.device)
-        return int(free)
+        return max(0, int(free) - WORKSPACE_BYTES)
 
     def fence(self) -> Fence:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ the same loop, nothing to overlap with.
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -99,6 +99,7 @@ class Engine:
         output = StepOutput(batch.step_id)
         output.errors += [(s.sequence_id, s.failure or "") for s in batch.failed]
         moved = self._weights.stats()
+        worked = replace(self._decoder.op_times)
         if batch.chunks:
             self._weights.begin_pass()
             groups = self._groups(batch, clock)
@@ -108,6 +109,8 @@ class Engine:
         now = self._weights.stats()
         output.times.link_s = now.busy_s - moved.busy_s
         output.times.weights_streamed_bytes = now.moved_bytes - moved.moved_bytes
+        output.times.gemm_s = self._decoder.op_times.gemm_s - worked.gemm_s
+        output.times.routing_s = self._decoder.op_times.routing_s - worked.routing_s
         return output
 
     # -- groups ---------------------------------------------------------------------------------

@@ -19,6 +19,11 @@ class Decoder:
             config.max_context_tokens, config.head_dim, config.rope_theta, ops.device
         )
 
+    @property
+    def op_times(self) -> OpTimes:
+        """What its operations took so far, by kind."""
+        return self._ops.times
+
     def embed(self, base: BlockWeights, token_ids: Tensor) -> Tensor:
         """Hidden states (tokens, hidden) of token ids (tokens,)."""
         return self._ops.embed(base.vector("embedding"), token_ids)

@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from gpu_worker.timing import OpTimes
+
 Tensor = torch.Tensor
 
 
@@ -28,6 +30,7 @@ class Ops(Protocol):
 
     dtype: torch.dtype
     device: torch.device
+    times: OpTimes
 
     def matrix_bytes(self, rows: int, columns: int, swiglu: bool) -> int:
         """Stored size of one matrix."""

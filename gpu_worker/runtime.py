@@ -155,7 +155,8 @@ def load(worker: WorkerConfig, progress: LoadProgress) -> LoadedModel:
     dtype = configuration.choose_dtype(worker.dtype, checkpoint.dtype())
     hardware = load_hardware(worker.hardware)
     device = make_device(worker, dtype)
-    kv_blocks = configuration.choose_kv_blocks(worker, config, dtype)
+    weights_bytes = sum(weights.block_sizes(family, config, device.ops))
+    kv_blocks = configuration.choose_kv_blocks(worker, config, dtype, weights_bytes)
     store = weights.load(checkpoint, family, config, device.ops, progress)
     timeline = Timeline() if worker.timeline is not None else None
     stages, resident_share = stage_weights(worker, config, store, device, timeline)

@@ -24,12 +24,22 @@ class StepTimes:
     wait_for_plan_s: float = 0.0
     kv_read_bytes: int = 0
     weights_streamed_bytes: int = 0
+    gemm_s: float = 0.0
+    routing_s: float = 0.0
 
     @property
     def idle_other_s(self) -> float:
         """What the other parts leave of the total."""
         known_s = self.device_s + self.sampling_s + self.idle_link_s + self.idle_attention_s
         return max(0.0, self.total_s - known_s)
+
+
+@dataclass
+class OpTimes:
+    """Seconds of a device's operations by kind, since it was made; all 0 where it cannot tell."""
+
+    gemm_s: float = 0.0
+    routing_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -155,6 +155,12 @@ def plan_blocks(family: ModuleType, config: DecoderConfig, ops: Ops) -> tuple[Bl
     return place(base, ops), stages
 
 
+def block_sizes(family: ModuleType, config: DecoderConfig, ops: Ops) -> list[int]:
+    """Bytes of host memory that each block will take, the base first."""
+    base, stages = plan_blocks(family, config, ops)
+    return [round_up(block.n_bytes, PAGE_BYTES) for block in (base, *stages)]
+
+
 def check_tensors(checkpoint: Checkpoint, blocks: Iterable[Block]) -> None:
     """CheckpointError where a slot's tensors are missing or have another shape."""
     shapes: dict[str, tuple[int, ...]] = {}
