@@ -20,7 +20,7 @@ RUN python3 -m venv /build && /build/bin/pip wheel --no-deps --wheel-dir /wheels
 COPY deploy/wheels /wheels
 RUN python3 -m venv /opt/moe-lens \
     && /opt/moe-lens/bin/pip install --no-cache-dir --find-links /wheels \
-       --constraint constraints.txt 'moe-lens[engine]'
+       --constraint constraints.txt 'moe-lens[engine,smg,otel]'
 
 FROM ${BASE_IMAGE}
 RUN groupadd --gid 10001 moelens && useradd --uid 10001 --gid moelens --create-home moelens

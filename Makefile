@@ -13,7 +13,7 @@ help:
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --upgrade pip
 	$(BIN)/pip install -q -c constraints.txt torch
-	$(BIN)/pip install -q -c constraints.txt -e '.[engine,plot,smg,dev]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[engine,plot,smg,otel,dev]'
 	touch $@
 
 build: .venv/installed

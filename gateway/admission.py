@@ -5,6 +5,7 @@ last predicted speed decide, and it is asked again a little later.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -60,9 +61,12 @@ class Admission:
         self._max_waiting_requests = max_waiting_requests
         self._ask_again_at = 0.0
 
-    async def admit(self, request: CheckedRequest, load: Load) -> None:
-        """Return when it may join the queue; ResourceExhausted with a time to retry otherwise."""
-        answer = await self._ask(request, load)
+    async def admit(
+        self, request: CheckedRequest, load: Load, metadata: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """Return when it may join the queue; ResourceExhausted with a time to retry otherwise.
+        `metadata` goes with the question to the planner."""
+        answer = await self._ask(request, load, metadata)
         if answer is not None and not answer.admitted:
             retry = answer.retry_after_s if answer.HasField("retry_after_s") else None
             raise ResourceExhausted(answer.reason, reason="NOT_ADMITTED", retry_after_s=retry)
@@ -84,7 +88,9 @@ class Admission:
     def _speed(self, load: Load) -> float:
         return load.tokens_per_s or self.plan.tokens_per_s or 0.0
 
-    async def _ask(self, request: CheckedRequest, load: Load) -> messages.AdmitResponse | None:
+    async def _ask(
+        self, request: CheckedRequest, load: Load, metadata: Sequence[tuple[str, str]]
+    ) -> messages.AdmitResponse | None:
         """The planner's answer, None when there is none."""
         if self.info is None or time.monotonic() < self._ask_again_at:
             return None
@@ -103,7 +109,7 @@ class Admission:
         )
         try:
             answer: messages.AdmitResponse = await self._planner.Admit(
-                question, timeout=ADMIT_TIMEOUT_S
+                question, timeout=ADMIT_TIMEOUT_S, metadata=tuple(metadata)
             )
         except grpc.aio.AioRpcError as error:
             log.warning("no planner; its last plan stays in force", code=error.code().name)

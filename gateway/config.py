@@ -24,6 +24,7 @@ class GatewayConfig:
     metrics_listen: str | None = None  # host:port of the Prometheus endpoint
     step_log: Path | None = None  # a line of JSON for each executed step
     batch_dir: Path | None = None  # where submitted batches are kept
+    otel: bool = False  # spans of OpenTelemetry, as the OTEL_ variables say
 
     def __post_init__(self) -> None:
         if self.max_waiting_requests < 1:

@@ -72,6 +72,10 @@ class GatewayOptions:
     step_log: Annotated[
         Path | None, _option("A file for a line of JSON on each executed step.", "STEP_LOG")
     ] = None
+    otel: Annotated[
+        bool,
+        _option("Spans of OpenTelemetry; the OTEL_ variables say whereto (extra otel).", "OTEL"),
+    ] = False
     grace_s: Annotated[
         float, _option("For running requests after the first signal.", "GRACE_S")
     ] = 10.0
@@ -132,4 +136,5 @@ def _config(
         metrics_listen=options.metrics_listen,
         batch_dir=options.batch_dir,
         step_log=options.step_log,
+        otel=options.otel,
     )

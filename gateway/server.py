@@ -18,6 +18,7 @@ from gateway.model import ServedModel
 from gateway.readiness import Readiness
 from gateway.service import Gateway
 from gateway.step_log import StepLog
+from gateway.tracing import tracing
 from gateway.worker import WorkerInfo
 from protos.errors import Unavailable
 from protos.serving import Serving, serve
@@ -99,7 +100,10 @@ async def serve_gateway(config: GatewayConfig) -> int:
     async with peer(config.gpu_worker, tls) as worker, peer(config.planner, tls) as planner:
         server = GatewayServer(config, worker, planner)
         try:
-            with metrics_server(server.metrics, config.metrics_listen):
+            with (
+                metrics_server(server.metrics, config.metrics_listen),
+                tracing(config.otel) as server.service.tracing,
+            ):
                 return await serve(
                     server.servicers(),
                     config.serving,

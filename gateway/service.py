@@ -21,6 +21,7 @@ from gateway.generation import Generation, Work
 from gateway.metrics import Metrics
 from gateway.model import ServedModel
 from gateway.outputs import Output
+from gateway.tracing import NoTracing, RequestTrace, Tracing, texts
 from gateway.validation import CheckedRequest, Validator
 from protos.calls import Context
 from protos.errors import AlreadyExists, Cancelled, ServiceError, Unavailable
@@ -53,6 +54,7 @@ class Gateway(BatchCalls, GatewayServicer):
         self._admission = admission
         self._forecast = forecast
         self._metrics = metrics
+        self.tracing: Tracing = NoTracing()
         self._running: dict[str, list[Generation]] = {}
         self._started_at = time.monotonic()
 
@@ -60,11 +62,15 @@ class Gateway(BatchCalls, GatewayServicer):
         self, request: messages.GenerateRequest, context: "Context | None"
     ) -> AsyncIterator[messages.GenerateResponse]:
         """See gateway.proto."""
+        metadata = texts(context.invocation_metadata()) if context is not None else ()
         try:
-            checked = await self._checked(request)
-            with self._registered(checked.request_id):
-                async for event in self._generate(checked):
-                    yield event
+            with self.tracing.request(request, self._model.name, metadata) as trace:
+                checked = await self._checked(request)
+                trace.checked(checked)
+                with self._registered(checked.request_id):
+                    async for event in self._generate(checked, trace):
+                        trace.sent(event)
+                        yield event
         except ServiceError as error:
             self._metrics.failure.labels(code=error.code.name).inc()
             raise
@@ -158,8 +164,10 @@ class Gateway(BatchCalls, GatewayServicer):
             for generation in self._running.pop(request_id):
                 self._engine.cancel(generation)
 
-    async def _generate(self, request: CheckedRequest) -> AsyncIterator[messages.GenerateResponse]:
-        await self._admission.admit(request, self._engine.load())
+    async def _generate(
+        self, request: CheckedRequest, trace: RequestTrace
+    ) -> AsyncIterator[messages.GenerateResponse]:
+        await self._admission.admit(request, self._engine.load(), trace.metadata)
         self._admission.check_room(request, self._engine.load())
         self._forecast.observe(len(request.prompt_ids), request.max_tokens)
         inbox = asyncio.Event()

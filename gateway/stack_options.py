@@ -31,6 +31,7 @@ RECEIVERS = {
     "max_waiting_requests": ("gateway",),
     "metrics_listen": ("gateway",),
     "batch_dir": ("gateway",),
+    "otel": ("gateway",),
 }
 
 
@@ -71,6 +72,9 @@ class StackOptions:
         None
     )
     batch_dir: Annotated[Path | None, _option("Where submitted batches are kept.")] = None
+    otel: Annotated[
+        bool | None, _option("Spans of OpenTelemetry; the OTEL_ variables say whereto.")
+    ] = None
     isa: Annotated[str | None, _option("Instruction set of the CPU kernels.")] = None
 
     def stack(self, model: Path, listen: str | None, show_logs: bool) -> StackConfig:
@@ -79,7 +83,7 @@ class StackOptions:
         for name, services in RECEIVERS.items():
             value = getattr(self, name)
             for service in services if value is not None else ():
-                options.setdefault(service, []).append(f"--{name.replace('_', '-')}={value}")
+                options.setdefault(service, []).append(_flag(name, value))
         return StackConfig(
             model=model,
             listen=listen,
@@ -87,6 +91,13 @@ class StackOptions:
             environment={"MOE_LENS_ISA": self.isa} if self.isa is not None else {},
             show_logs=show_logs,
         )
+
+
+def _flag(name: str, value: object) -> str:
+    option = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{option}" if value else f"--no-{option}"
+    return f"--{option}={value}"
 
 
 def default_server() -> str:

@@ -41,6 +41,7 @@ NAMES = frozenset(
         "MEMLOCK",
         "METRICS_LISTEN",
         "MODEL",
+        "OTEL",
         "PACKET",
         "PEER_CA",
         "PEER_CERTIFICATE",
