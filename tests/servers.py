@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import venv
 from collections.abc import Iterator, Sequence
@@ -53,6 +54,17 @@ class Up:
             ended = self.process.poll() is not None or time.monotonic() > deadline
             assert not ended, self.log.read_text()[-3000:]
             time.sleep(0.05)
+
+    @property
+    def directory(self) -> Path:
+        """Where its services' sockets lie: the one that its log speaks of."""
+        log = self.log.read_text()
+        (found,) = {
+            path.parent
+            for path in Path(tempfile.gettempdir()).glob("moe-lens-*/gpu_worker.sock")
+            if str(path.parent) in log
+        }
+        return found
 
     def stop(self) -> int:
         """Stop as ^C does; returns the exit status."""
