@@ -19,6 +19,8 @@ TIMES = (
     "wait_for_plan_s",
     "kv_read_bytes",
     "weights_streamed_bytes",
+    "gemm_s",
+    "routing_s",
 )
 
 

@@ -4,6 +4,7 @@ import torch
 
 from gpu_worker.families import DecoderConfig
 from gpu_worker.ops import Ops, RotaryTable
+from gpu_worker.timing import OpTimes
 from gpu_worker.weights import BlockWeights
 
 Tensor = torch.Tensor

@@ -122,6 +122,7 @@ class TorchOps:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
         self.device = device
+        self.times = OpTimes()
 
     def matrix_bytes(self, rows: int, columns: int, swiglu: bool) -> int:
         return rows * columns * self.dtype.itemsize

@@ -165,6 +165,9 @@ def test_plans_sent_ahead_give_the_references_tokens(
         parts = times.device_s + times.sampling_s + times.idle_link_s
         parts += times.idle_attention_s + times.idle_other_s
         assert parts == pytest.approx(times.total_s, rel=1e-6)
+        assert times.gemm_s > 0
+        assert times.routing_s > 0
+        assert times.gemm_s + times.routing_s < times.device_s
 
 
 def test_a_plan_that_contradicts_the_session_ends_it_with_the_field(workers: Workers) -> None:

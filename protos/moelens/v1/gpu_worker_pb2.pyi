@@ -142,7 +142,7 @@ class SequenceLogprobs(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., token: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., prompt_start_position: _Optional[int] = ..., prompt: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class StepTimes(_message.Message):
-    __slots__ = ("total_s", "device_s", "attention_s", "link_s", "sampling_s", "idle_link_s", "idle_attention_s", "idle_other_s", "wait_for_plan_s", "kv_read_bytes", "weights_streamed_bytes")
+    __slots__ = ("total_s", "device_s", "attention_s", "link_s", "sampling_s", "idle_link_s", "idle_attention_s", "idle_other_s", "wait_for_plan_s", "kv_read_bytes", "weights_streamed_bytes", "gemm_s", "routing_s")
     TOTAL_S_FIELD_NUMBER: _ClassVar[int]
     DEVICE_S_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_S_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +154,8 @@ class StepTimes(_message.Message):
     WAIT_FOR_PLAN_S_FIELD_NUMBER: _ClassVar[int]
     KV_READ_BYTES_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_STREAMED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GEMM_S_FIELD_NUMBER: _ClassVar[int]
+    ROUTING_S_FIELD_NUMBER: _ClassVar[int]
     total_s: float
     device_s: float
     attention_s: float
@@ -165,4 +167,6 @@ class StepTimes(_message.Message):
     wait_for_plan_s: float
     kv_read_bytes: int
     weights_streamed_bytes: int
-    def __init__(self, total_s: _Optional[float] = ..., device_s: _Optional[float] = ..., attention_s: _Optional[float] = ..., link_s: _Optional[float] = ..., sampling_s: _Optional[float] = ..., idle_link_s: _Optional[float] = ..., idle_attention_s: _Optional[float] = ..., idle_other_s: _Optional[float] = ..., wait_for_plan_s: _Optional[float] = ..., kv_read_bytes: _Optional[int] = ..., weights_streamed_bytes: _Optional[int] = ...) -> None: ...
+    gemm_s: float
+    routing_s: float
+    def __init__(self, total_s: _Optional[float] = ..., device_s: _Optional[float] = ..., attention_s: _Optional[float] = ..., link_s: _Optional[float] = ..., sampling_s: _Optional[float] = ..., idle_link_s: _Optional[float] = ..., idle_attention_s: _Optional[float] = ..., idle_other_s: _Optional[float] = ..., wait_for_plan_s: _Optional[float] = ..., kv_read_bytes: _Optional[int] = ..., weights_streamed_bytes: _Optional[int] = ..., gemm_s: _Optional[float] = ..., routing_s: _Optional[float] = ...) -> None: ...
