@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gateway.engine import EngineConfig
+from gateway.pacing import EngineConfig
 from gateway.validation import PromptLimits
 from protos.serving import ClientTls, ServingConfig
 

@@ -23,36 +23,22 @@ from gateway.admission import Load
 from gateway.failures import Cause, SessionEnded
 from gateway.generation import Generation, Outcome, Work
 from gateway.metrics import Metrics
+from gateway.pacing import EngineConfig, paced, scheduler_limits
 from gateway.patience import Patience
 from gateway.plans import step_plan
 from gateway.step_size import StepSize
 from gateway.trials import Trials
+from gateway.turns import Turns
 from gateway.worker import WorkerInfo, wait_for_worker
 from planner.blocks import BlockPool, IntegrityError
 from planner.request import SequenceId
-from planner.scheduler import Scheduler, SchedulerError, SchedulerLimits, Step
+from planner.scheduler import Scheduler, SchedulerError, Step
 from protos.errors import DataLoss, InvalidArgument, ServiceError, Unavailable
 
 log = structlog.get_logger("engine")
 
 # Losses of the worker in a row, without a result in between, before a request is suspected.
 LOSSES_BEFORE_SEARCH = 2
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """How the engine uses the worker."""
-
-    plan_ahead_steps: int = 2  # plans sent and not answered
-    prefill_chunk_tokens: int | None = None  # None: what a step holds
-    max_step_tokens: int | None = None  # None: what the worker prefers
-    # A worker silent for long during a step counts as dead: after a multiple of the predicted and
-    # the measured time of a step, between these two.
-    least_step_timeout_s: float = 5.0
-    step_timeout_s: float = 120.0
-    worker_timeout_s: float = 60.0  # without a worker, or progress of one that loads: out of order
-    max_failures: int = 5  # sessions in a row without a result: out of order
-    retry_period_s: float = 0.2
 
 
 @dataclass(frozen=True)
@@ -83,6 +69,8 @@ class Engine:
         """`adopt` is told of every worker before it gets work; it may refuse one (ValueError)."""
         self.info: WorkerInfo | None = None
         self.recoveries = 0
+        # Mean prompt and generated tokens of a request; None: not known yet.
+        self.expected_lengths: tuple[float, float] | None = None
         self.broken = ""  # why nothing can be generated just now
         self._worker = worker
         self._config = config
@@ -94,7 +82,7 @@ class Engine:
         self._outstanding_tokens = 0
         self._unstarted_tokens = 0  # the part of them that no step has worked on
         self._sequence_ids = itertools.count(1)
-        self._arrivals = itertools.count()
+        self._turns = Turns()
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -131,7 +119,9 @@ class Engine:
         if self.broken:
             raise Unavailable(self.broken, reason="OUT_OF_ORDER", retry_after_s=5.0)
         sequence_id = SequenceId(next(self._sequence_ids))
-        generation = Generation(work, sequence_id, next(self._arrivals), inbox)
+        tokens = len(work.prompt_ids) + work.max_tokens
+        place = self._turns.place(work.client, tokens, work.deadline_s)
+        generation = Generation(work, sequence_id, place, inbox)
         try:
             self.scheduler.add(generation.sequence)
         except SchedulerError as error:
@@ -244,6 +234,7 @@ class Engine:
             self._changed.clear()
             while len(self._in_flight) < self._config.plan_ahead_steps:
                 begin_s = time.monotonic()
+                self._pace()
                 step = self.scheduler.schedule()
                 if step is None:
                     break
@@ -260,6 +251,12 @@ class Engine:
                     self._plan_s[step.step_id] = time.monotonic() - begin_s
             await self._changed.wait()
 
+    def _pace(self) -> None:
+        """Start prompts at q* while there are more than a steady state holds."""
+        if self.expected_lengths is not None:
+            requests = len(self._generations)
+            self.scheduler.limits = paced(self.scheduler.limits, *self.expected_lengths, requests)
+
     def _note_starts(self, step: Step) -> None:
         now = time.monotonic()
         for sequence_id in step.preempted:
@@ -270,6 +267,7 @@ class Engine:
             if generation is not None and generation.started_at is None:
                 self._unstarted_tokens -= generation.outstanding_tokens
                 generation.started_at = now
+                self._turns.served(generation.sequence.arrival)
 
     async def _receive(self, call: "grpc.aio.StreamStreamCall") -> None:  # type: ignore[type-arg]
         async for response in call:
@@ -411,13 +409,3 @@ class Engine:
         self._trials.end()
         await ready(False)
         self.fail_all(Unavailable(reason, reason="OUT_OF_ORDER", retry_after_s=5.0))
-
-
-def scheduler_limits(info: WorkerInfo, config: EngineConfig) -> SchedulerLimits:
-    """What a step may hold on this worker."""
-    step_tokens = config.max_step_tokens or info.preferred_step_tokens or info.max_step_tokens
-    return SchedulerLimits(
-        max_step_tokens=min(step_tokens, info.max_step_tokens),
-        max_running_sequences=info.max_sequences,
-        prefill_chunk_tokens=config.prefill_chunk_tokens,
-    )

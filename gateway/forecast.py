@@ -76,6 +76,11 @@ class Forecast:
         self._prompt_tokens += share * (prompt_tokens - self._prompt_tokens)
         self._generated_tokens += share * (max_tokens - self._generated_tokens)
 
+    @property
+    def mean_lengths(self) -> tuple[float, float]:
+        """Prompt tokens, and tokens to generate at most, of a request."""
+        return self._prompt_tokens, self._generated_tokens
+
     def workload(self, requests: int) -> Workload:
         """What is to be predicted for."""
         return Workload(

@@ -6,8 +6,9 @@ before the first token.
 
 import json
 from collections.abc import Iterable
+from statistics import fmean
 
-from gateway.engine import EngineConfig, scheduler_limits
+from gateway.pacing import EngineConfig, paced, scheduler_limits
 from gateway.worker import WorkerInfo
 from planner.case import iteration_costs
 from planner.costs import IterationCosts
@@ -27,10 +28,14 @@ def predict(
     info: WorkerInfo, model: ModelSpec, config: EngineConfig, requests: Iterable[Request]
 ) -> SimulationResult:
     """The run of these requests, all there at the start, step by step."""
+    work = list(requests)
+    prompt_tokens = fmean(request.prompt_tokens for request in work)
+    generated_tokens = fmean(request.generated_tokens for request in work)
+    limits = scheduler_limits(info, config)
     return simulate(
-        requests,
+        work,
         worker_costs(info, model),
-        scheduler_limits(info, config),
+        paced(limits, prompt_tokens, generated_tokens, len(work)),
         kv_blocks=info.kv_blocks,
         block_tokens=info.block_tokens,
         plan_ahead=config.plan_ahead_steps,

@@ -115,7 +115,7 @@ def _config(
     model: Path,
 ) -> "GatewayConfig":
     from gateway.config import GatewayConfig
-    from gateway.engine import EngineConfig
+    from gateway.pacing import EngineConfig
     from gateway.validation import PromptLimits
 
     return GatewayConfig(

@@ -84,6 +84,7 @@ class GatewayServer:
     def _publish(self, plan: Plan) -> None:
         log.info("planned", plan=plan)
         self.admission.plan = plan
+        self.engine.expected_lengths = self.forecast.mean_lengths
         if plan.tokens_per_s:
             step_tokens = self.engine.scheduler.limits.max_step_tokens
             self.engine.patience.predicted_step_s = step_tokens / plan.tokens_per_s

@@ -14,8 +14,8 @@ from moelens.client import AsyncClient, RequestFailed, request
 from moelens.v1.gpu_worker_pb2_grpc import GpuWorkerStub
 
 from gateway.bench.report import Measured, Report
-from gateway.engine import EngineConfig
 from gateway.launcher import Stack, StackConfig
+from gateway.pacing import EngineConfig
 from gateway.prediction import predict
 from gateway.worker import wait_for_worker
 from planner.simulate import Request, SimulationResult

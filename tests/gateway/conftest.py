@@ -13,7 +13,7 @@ from moelens.v1 import gateway_pb2 as messages
 from moelens.v1.gateway_pb2_grpc import GatewayStub, add_GatewayServicer_to_server
 
 from gateway.config import GatewayConfig
-from gateway.engine import EngineConfig
+from gateway.pacing import EngineConfig
 from gateway.server import GatewayServer
 from protos.calls import Calls
 from protos.serving import ServingConfig

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from moelens.v1 import gateway_pb2 as messages
 
-from gateway.engine import EngineConfig
+from gateway.pacing import EngineConfig
 from protos.errors import decode_failure
 from tests.gateway.conftest import House, MakeHouse
 from tests.gateway.fakes import FakeWorker, continuation

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from gateway.engine import EngineConfig
+from gateway.pacing import EngineConfig
 from protos.errors import Failure, decode_failure
 from tests.gateway.conftest import House, MakeHouse
 from tests.gateway.fakes import FakeWorker, continuation

@@ -8,7 +8,7 @@ import pytest
 from moelens.v1 import gateway_pb2 as messages
 from moelens.v1.common_pb2 import SamplingParams
 
-from gateway.engine import EngineConfig
+from gateway.pacing import EngineConfig
 from gateway.tokenizer import Tokenizer
 from gateway.validation import PromptLimits
 from protos.errors import Failure, decode_failure
