@@ -1,7 +1,8 @@
 """One sequence that is being generated: everything that must survive a worker's death.
 
 The engine writes, one consumer (the call that asked for it) reads. The tokens that wait for a slow
-consumer are bounded by max_tokens, and no KV is held for them.
+consumer are bounded by max_tokens, and no KV is held for them; protos.calls ends the call of one
+that does not read at all.
 """
 
 import asyncio
@@ -31,6 +32,8 @@ class Work:
     max_tokens: int
     sampling: SamplingParams
     priority: int = 0
+    client: str = ""  # between clients shares are fair
+    deadline_s: float | None = None  # by time.monotonic(); None: the caller waits
 
 
 @dataclass

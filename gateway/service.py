@@ -23,7 +23,7 @@ from gateway.model import ServedModel
 from gateway.outputs import Output
 from gateway.tracing import NoTracing, RequestTrace, Tracing, texts
 from gateway.validation import CheckedRequest, Validator
-from protos.calls import Context
+from protos.calls import Context, caller
 from protos.errors import AlreadyExists, Cancelled, ServiceError, Unavailable
 
 P = ParamSpec("P")
@@ -167,6 +167,8 @@ class Gateway(BatchCalls, GatewayServicer):
     async def _generate(
         self, request: CheckedRequest, trace: RequestTrace
     ) -> AsyncIterator[messages.GenerateResponse]:
+        # The queue's own bound first: under overload the planner need not be asked.
+        self._admission.check_room(request, self._engine.load())
         await self._admission.admit(request, self._engine.load(), trace.metadata)
         self._admission.check_room(request, self._engine.load())
         self._forecast.observe(len(request.prompt_ids), request.max_tokens)
@@ -245,12 +247,16 @@ def _work(request: CheckedRequest, index: int) -> Work:
     sampling.seed = (request.seed + index) % 2**64
     if index:
         sampling.ClearField("prompt_logprobs")
+    by = caller.get()
     return Work(
         request.request_id,
         request.prompt_ids,
         request.max_tokens,
         sampling,
         BATCH if request.batch else INTERACTIVE,
+        client=by.name,
+        # A batch outlives the call that submitted it.
+        deadline_s=None if request.batch else by.deadline_s,
     )
 
 

@@ -38,6 +38,8 @@ Answer = TypeVar("Answer")
 Reply = TypeVar("Reply", bound=Message)
 #: At most one progress message in so many seconds.
 PROGRESS_PERIOD_S = 0.1
+#: Requests of a workload.
+MAX_REQUESTS = 1_000_000
 
 _DETAILS = {
     messages.SIMULATION_DETAIL_SCALED: Detail.SCALED,
@@ -144,6 +146,7 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
 def inputs_of(case: messages.Case) -> CaseInputs:
     """The inputs that a message gives. Names are the catalogue's, never files of this machine."""
     machine = _hardware(case)
+    _check_size(case)
     return CaseInputs(
         model=_model(case, machine),
         hardware=machine,
@@ -156,6 +159,15 @@ def inputs_of(case: messages.Case) -> CaseInputs:
         requests=_text(case, "requests"),
         local_files=False,
     )
+
+
+def _check_size(case: messages.Case) -> None:
+    """A service computes what is done in seconds; the library takes any number of requests."""
+    for field, count in (("uniform.requests", case.uniform.requests), ("requests", case.requests)):
+        if count > MAX_REQUESTS:
+            raise InvalidInputError(
+                f"case.{field}", f"must be at most {MAX_REQUESTS} for a service, is {count}"
+            )
 
 
 def _text(case: messages.Case, field: str) -> str | None:

@@ -2,9 +2,12 @@
 
 import asyncio
 import contextlib
+import contextvars
 import inspect
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
@@ -19,6 +22,21 @@ log = structlog.get_logger("calls")
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
+#: A client that takes nothing for so long loses its stream.
+SLOW_CLIENT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who made the present call."""
+
+    name: str = ""  # of its token, where one is asked for
+    deadline_s: float | None = None  # by time.monotonic(); None: it waits as long as it takes
+
+
+NOBODY = Caller()
+caller: contextvars.ContextVar[Caller] = contextvars.ContextVar("caller", default=NOBODY)
+
 
 class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic at run time
     """Interceptor over the services named; health and reflection pass it by.
@@ -27,8 +45,14 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
     holds a reason, new calls are refused with UNAVAILABLE.
     """
 
-    def __init__(self, service_names: Sequence[str], access: Access | None = None) -> None:
+    def __init__(
+        self,
+        service_names: Sequence[str],
+        access: Access | None = None,
+        slow_client_s: float = SLOW_CLIENT_S,
+    ) -> None:
         self._access = access
+        self._slow_client_s = slow_client_s
         self._prefixes = tuple(f"/{name}/" for name in service_names)
         self.in_flight = 0
         self.idle = asyncio.Event()
@@ -69,7 +93,7 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
                 contextlib.aclosing(behaviour(read(data), context)) as responses,
             ):
                 async for response in responses:
-                    await context.write(response)
+                    await self._write(context, response)
 
         make = _HANDLERS[handler.request_streaming, handler.response_streaming]
         return make(
@@ -77,6 +101,17 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
             request_deserializer=None,  # by `read`: what is no message is the caller's fault
             response_serializer=handler.response_serializer,
         )
+
+    async def _write(self, context: Context, response: Any) -> None:
+        """Waits as long as the client's window is full. ResourceExhausted when that never ends."""
+        try:
+            async with asyncio.timeout(self._slow_client_s):
+                await context.write(response)
+        except TimeoutError as error:
+            raise errors.ResourceExhausted(
+                f"the client has not read its stream for {self._slow_client_s:g} s",
+                reason="SLOW_CLIENT",
+            ) from error
 
     @contextlib.asynccontextmanager
     async def _call(self, method: str, context: Context) -> AsyncIterator[None]:
@@ -103,12 +138,16 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
 
     @contextlib.contextmanager
     def _admitted(self, context: Context) -> Iterator[None]:
+        left_s = context.time_remaining()
+        deadline_s = None if left_s is None else time.monotonic() + left_s
         if self._access is None:
+            caller.set(Caller("", deadline_s))
             yield
             return
         metadata: Any = context.invocation_metadata() or ()
         with self._access.call(metadata) as client:
             structlog.contextvars.bind_contextvars(client=client)
+            caller.set(Caller(client, deadline_s))
             yield
 
     def _enter(self) -> None:

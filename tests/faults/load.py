@@ -24,6 +24,7 @@ class Request:
     max_tokens: int
     temperature: float
     seed: int
+    banned: tuple[int, ...] = ()  # ids that are never drawn
 
     def message(self) -> messages.GenerateRequest:
         """As it goes over the wire."""
@@ -33,6 +34,8 @@ class Request:
         request.sampling.temperature = self.temperature
         request.sampling.seed = self.seed
         request.sampling.ignore_eos = True
+        for token_id in self.banned:
+            request.sampling.logit_bias[token_id] = -100.0
         return request
 
 

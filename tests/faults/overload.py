@@ -21,6 +21,7 @@ from moelens.v1.gateway_pb2_grpc import GatewayStub
 from protos.errors import decode_failure
 from protos.transport import channel
 from tests.faults.load import Request, requests
+from tests.faults.poison import harmless
 from tests.faults.rig import Rig
 
 CLIENTS = 64
@@ -108,8 +109,7 @@ def p99(values: list[float]) -> float:
 
 async def run(rig: Rig, peak_seconds: float, seconds: float) -> dict[str, object]:
     """Both phases over a rig that is ready."""
-    # Short prompts and long outputs: what is measured is the server, not this client.
-    asked = requests(CLIENTS, seed=3, longest=200)
+    asked = [harmless(request) for request in requests(CLIENTS, seed=3)]
     async with channel(rig.address) as peer:
         stub = GatewayStub(peer)
         best = await peak(stub, asked, peak_seconds)

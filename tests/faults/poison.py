@@ -5,12 +5,14 @@ what attention says: one is the same for every token, the other sets the trap's 
 router sends to the bad expert whoever has the second, and nobody else.
 """
 
-import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+
+from tests.faults.load import Request
 
 TRAP_TOKEN = 4000
 BAD_EXPERT = 5
@@ -45,6 +47,7 @@ def _set_apart(weights: dict[str, torch.Tensor]) -> None:
     gate[BAD_EXPERT, TRAP_DIM] = PULL / norm[TRAP_DIM]
 
 
-def vocabulary(directory: Path) -> int:
-    """Size of the checkpoint's."""
-    return int(json.loads((directory / "config.json").read_text())["vocab_size"])
+def harmless(request: Request) -> Request:
+    """Without the trap's token, in the prompt or drawn."""
+    prompt = tuple(3 if i == TRAP_TOKEN else i for i in request.prompt)
+    return replace(request, prompt=prompt, banned=(TRAP_TOKEN,))

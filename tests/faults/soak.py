@@ -23,7 +23,7 @@ from moelens.v1 import gateway_pb2 as messages
 from moelens.v1.gateway_pb2_grpc import GatewayStub
 
 from protos.transport import channel
-from tests.faults.load import Load, reference, requests
+from tests.faults.load import Load, Request, reference, requests
 from tests.faults.rig import ATTENTION, SERVICES, Rig
 
 LANES = 32
@@ -128,10 +128,12 @@ def malformed(draw: random.Random) -> messages.GenerateRequest:
     return request
 
 
-async def soak(rig: Rig, seconds: float, seed: int = 1) -> SoakReport:
+async def soak(
+    rig: Rig, seconds: float, seed: int = 1, asked: Sequence[Request] | None = None
+) -> SoakReport:
     """Run it over a rig that is ready."""
-    report = SoakReport(seconds)
-    asked, draw = requests(LANES, seed), random.Random(seed)
+    report, draw = SoakReport(seconds), random.Random(seed)
+    asked = asked or requests(LANES, seed)
     async with channel(rig.address) as peer:
         stub = GatewayStub(peer)
         load = Load(stub, asked, await reference(stub, asked))
