@@ -112,7 +112,9 @@ def client_options(max_message_bytes: int) -> list[tuple[str, Any]]:
     return [
         *channel_options(max_message_bytes),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # In spite of its name, also the least time that a connection gets to come about: a busy
+        # server does not shake hands in much less.
+        ("grpc.min_reconnect_backoff_ms", 1000),
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.enable_http_proxy", 0),
         # A channel of its own: a restarted server is not met through a connection being given up.
