@@ -356,6 +356,7 @@ class Engine:
     async def _recover(self, error: Exception, ready: Callable[[bool], Awaitable[None]]) -> None:
         """All KV is lost: queue everything again; give up for now after repeated failures."""
         self.recoveries += 1
+        self._metrics.recoveries.inc()
         self._failures += 1
         failed = self._in_flight[0] if self._in_flight else None
         self._in_flight.clear()
