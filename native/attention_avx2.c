@@ -59,14 +59,16 @@ INLINE void scores(const ml_row *rows, const ml_tile *tile, const int n_rows, co
     }
     for (uint32_t i = 0; i < tile->head_dim / 2; i++) {
         UNROLL for (int l = 0; l < lines; l++) fetch(far, near, (i * lines + l) * LINE);
-        UNROLL for (int half = 0; half < 2; half++) {
-            __m256 even, odd;
-            load_k(k, i, half, is_bf16, &even, &odd);
-            UNROLL for (int r = 0; r < n_rows; r++) {
-                __m256 *s = &score[r][half];
-                *s = _mm256_fmadd_ps(even, _mm256_broadcast_ss(q[r] + 2 * i), *s);
-                *s = _mm256_fmadd_ps(odd, _mm256_broadcast_ss(q[r] + 2 * i + 1), *s);
-            }
+        __m256 even[2], odd[2];
+        load_k(k, i, 0, is_bf16, &even[0], &odd[0]);
+        load_k(k, i, 1, is_bf16, &even[1], &odd[1]);
+        UNROLL for (int r = 0; r < n_rows; r++) {
+            const __m256 q0 = _mm256_broadcast_ss(q[r] + 2 * i);
+            const __m256 q1 = _mm256_broadcast_ss(q[r] + 2 * i + 1);
+            score[r][0] = _mm256_fmadd_ps(even[0], q0, score[r][0]);
+            score[r][1] = _mm256_fmadd_ps(even[1], q0, score[r][1]);
+            score[r][0] = _mm256_fmadd_ps(odd[0], q1, score[r][0]);
+            score[r][1] = _mm256_fmadd_ps(odd[1], q1, score[r][1]);
         }
     }
 }
@@ -149,14 +151,16 @@ INLINE void values(ml_row *rows, const ml_tile *tile, const int n_rows, const in
         fetch(far, near, offset);
         if (!is_bf16) fetch(far, near, offset + LINE);
         offset += is_bf16 ? LINE : 2 * LINE;
-        UNROLL for (int c = 0; c < 2; c++) {
-            __m256 first, second;
-            load_v(v + c * HALF, tile->head_dim, i, is_bf16, &first, &second);
-            UNROLL for (int r = 0; r < n_rows; r++) {
-                __m256 *s = sum + 2 * r + c;
-                *s = _mm256_fmadd_ps(first, _mm256_broadcast_ss(&weights[r][2 * i]), *s);
-                *s = _mm256_fmadd_ps(second, _mm256_broadcast_ss(&weights[r][2 * i + 1]), *s);
-            }
+        __m256 first[2], second[2];
+        load_v(v, tile->head_dim, i, is_bf16, &first[0], &second[0]);
+        load_v(v + HALF, tile->head_dim, i, is_bf16, &first[1], &second[1]);
+        UNROLL for (int r = 0; r < n_rows; r++) {
+            const __m256 w0 = _mm256_broadcast_ss(&weights[r][2 * i]);
+            const __m256 w1 = _mm256_broadcast_ss(&weights[r][2 * i + 1]);
+            sum[2 * r] = _mm256_fmadd_ps(first[0], w0, sum[2 * r]);
+            sum[2 * r + 1] = _mm256_fmadd_ps(first[1], w0, sum[2 * r + 1]);
+            sum[2 * r] = _mm256_fmadd_ps(second[0], w1, sum[2 * r]);
+            sum[2 * r + 1] = _mm256_fmadd_ps(second[1], w1, sum[2 * r + 1]);
         }
     }
     UNROLL for (int i = 0; i < 2 * n_rows; i++) {
