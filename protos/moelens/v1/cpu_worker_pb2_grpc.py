@@ -66,7 +66,7 @@ class CpuWorkerServicer:
 
     def Stats(self, request, context):
         """Counters of the present epoch, or of the last one after it has ended. FAILED_PRECONDITION
-        before the first Configure.
+        before the first Configure. Safe to retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -109,14 +109,15 @@ class GatewayServicer:
 
     def Tokenize(self, request, context):
         """Token ids of a text or of a chat after the checkpoint's template. INVALID_ARGUMENT,
-        NOT_FOUND and RESOURCE_EXHAUSTED as for Generate. Safe to retry.
+        NOT_FOUND, RESOURCE_EXHAUSTED and UNAVAILABLE as for Generate. Safe to retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """Text of token ids. INVALID_ARGUMENT: an id is not in the vocabulary. Safe to retry.
+        """Text of token ids. INVALID_ARGUMENT: an id is not in the vocabulary. NOT_FOUND: another model
+        was asked for. UNAVAILABLE while the model is loading. Safe to retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -139,7 +140,7 @@ class GatewayServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """How busy the server is, and how fast. Safe to retry.
+        """How busy the server is, and how fast. UNAVAILABLE while the model is loading. Safe to retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -151,9 +152,10 @@ class GatewayServicer:
         message may name the batch; each message brings a piece of the JSONL, cut anywhere. The batch
         exists once the call returns OK. A faulty row does not fail the batch: it gets an error record.
 
-        FAILED_PRECONDITION: this server keeps no batches. ALREADY_EXISTS: the id is taken (after a
-        lost answer, that is the sign that it had worked). INVALID_ARGUMENT: no rows, or an id that is
-        no name. RESOURCE_EXHAUSTED: more rows or bytes than this server takes, or its disk is full.
+        FAILED_PRECONDITION: this server keeps no batches. ALREADY_EXISTS: the id is taken.
+        INVALID_ARGUMENT: no rows, or an id that is no name. RESOURCE_EXHAUSTED: more rows or bytes
+        than this server takes, or its disk is full. Do not retry any of these. After a lost answer
+        retry with the same id: ALREADY_EXISTS then is the sign that it had worked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -177,8 +179,8 @@ class GatewayServicer:
     def WatchBatch(self, request, context):
         """Streams a batch's progress (at once, then whenever it changes, at most twice a second) until
         it has ended, and, if asked for, its records as they are written. The stream ends OK after the
-        progress that says how the batch ended. NOT_FOUND: no such batch here. After a lost connection
-        call again with `skip_records` set to the number received.
+        progress that says how the batch ended. NOT_FOUND: no such batch here. Safe to retry: after a
+        lost connection with `skip_records` set to the number received.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

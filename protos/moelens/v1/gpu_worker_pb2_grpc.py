@@ -62,9 +62,10 @@ class GpuWorkerServicer:
         of the previous one is back. A session starts with no sequences and an empty KV cache and ends
         with the stream: one session at a time, a new one ends the old one (ABORTED).
         INVALID_ARGUMENT names the field of a plan that contradicts the session (nothing of that plan
-        was executed; the session ends). UNAVAILABLE: the CPU worker died or hung; open a new session.
-        RESOURCE_EXHAUSTED, reason OUT_OF_MEMORY: a smaller step may fit. INTERNAL, reason STEP_FAILED:
-        the step failed for another reason, and may do so again.
+        was executed; the session ends; do not retry it). UNAVAILABLE: the CPU worker died or hung, or
+        the model is still loading; retry with a new session.
+        RESOURCE_EXHAUSTED, reason OUT_OF_MEMORY: retry with a smaller step. INTERNAL, reason
+        STEP_FAILED: the step failed for another reason, and may do so again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

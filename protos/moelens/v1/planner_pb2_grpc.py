@@ -80,7 +80,8 @@ class PlannerServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Estimate(self, request, context):
-        """Everything about one case: bounds, batch, simulation, memory.
+        """Everything about one case: bounds, batch, simulation, memory. INVALID_ARGUMENT, NOT_FOUND as
+        above. Safe to retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,7 +89,8 @@ class PlannerServicer:
 
     def Simulate(self, request, context):
         """The simulation with its progress: at most ten `progress` messages a second, then one `report`.
-        Cancelling the call ends it.
+        Cancelling the call ends it. INVALID_ARGUMENT, NOT_FOUND as above. Safe to retry: a simulation
+        has the same result each time, and starts from its beginning.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -96,6 +98,7 @@ class PlannerServicer:
 
     def Size(self, request, context):
         """The inverse: the least machine that reaches a target, and what each single change would gain.
+        INVALID_ARGUMENT, NOT_FOUND as above. Safe to retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,21 +106,21 @@ class PlannerServicer:
 
     def Sweep(self, request, context):
         """One case over ranges of inputs: a table with a row for every combination. INVALID_ARGUMENT also
-        for more than 10,000 combinations.
+        for more than 10,000 combinations; NOT_FOUND as above. Safe to retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """The catalogue's models.
+        """The catalogue's models. Always OK. Safe to retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListHardware(self, request, context):
-        """The catalogue's machines.
+        """The catalogue's machines. Always OK. Safe to retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,14 +128,15 @@ class PlannerServicer:
 
     def Calibrate(self, request, context):
         """Observed steps in, a machine out whose cost terms fit them. INVALID_ARGUMENT also where the
-        steps are too few or too alike to determine anything.
+        steps are too few or too alike to determine anything; NOT_FOUND as above. Safe to retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Admit(self, request, context):
-        """Whether one more request should be taken now. Pure: nothing is reserved.
+        """Whether one more request should be taken now; a refusal is an answer, with OK. Pure: nothing is
+        reserved. INVALID_ARGUMENT names a field that is out of range. Safe to retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
