@@ -161,6 +161,8 @@ class StopMatcher:
         """
         if self.matched is not None:
             return ""
+        if not self._stops:
+            return piece
         text = self._held + piece
         found = [(text.find(stop), stop) for stop in self._stops if stop in text]
         if found:
