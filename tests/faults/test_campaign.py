@@ -9,8 +9,6 @@ from tests.faults.rig import Rig
 
 KINDS_HERE = [
     "clock jump",
-    "delay attention",
-    "foreign configure",
     "full shm",
     "intruding session",
     "kill attention",
