@@ -5,6 +5,7 @@ Prompts and outputs are never recorded. Needs the extra `otel`; see gateway.trac
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ REASONS = {
     messages.FINISH_REASON_STOP: "stop",
     messages.FINISH_REASON_LENGTH: "length",
 }
+FLUSH_TIMEOUT_S = 2.0  # for the last spans, at the end
 MAX_NAME_CHARACTERS = 256  # of a model's name before validation has seen it
 # Attribute → field of SamplingParams, where the caller gave it.
 SAMPLING = {
@@ -136,16 +138,41 @@ class RequestSpan:
         self._span.set_attribute("moe_lens.preemptions", self._preemptions)
 
 
-def provider_from_environment() -> TracerProvider:
-    """As the OTEL_ variables say. Sampler, limits, resource and the exporter's own settings are
-    read by the SDK. Raises ValueError for an exporter or a protocol that is not there."""
-    named = {SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME") or "moe-lens"}
-    resource = Resource.create({**named, SERVICE_VERSION: version("moe-lens")})
-    provider = TracerProvider(resource=resource)
+@contextmanager
+def exported_spans() -> Iterator[Spans]:
+    """Spans that go where the OTEL_ variables say; the last ones leave at the end.
+
+    Sampler, limits and the exporter's own settings are read by the SDK. Raises ValueError for an
+    exporter or a protocol that is not there.
+    """
     exporter = _exporter(os.environ.get("OTEL_TRACES_EXPORTER") or "otlp")
+    provider = TracerProvider(resource=resource())
     if exporter is not None:
         provider.add_span_processor(BatchSpanProcessor(exporter))
-    return provider
+    try:
+        yield Spans(provider)
+    finally:
+        _shut_down(provider, exporter)
+
+
+def resource() -> Resource:
+    """What this process is called, and what OTEL_RESOURCE_ATTRIBUTES adds."""
+    named = {SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME") or "moe-lens"}
+    return Resource.create({**named, SERVICE_VERSION: version("moe-lens")})
+
+
+def _shut_down(provider: TracerProvider, exporter: SpanExporter | None) -> None:
+    """A collector that nobody reaches must not hold up the stop: the exporter would try for long,
+    unless it is shut down itself."""
+    if exporter is None:
+        provider.shutdown()
+        return
+    giving_up = threading.Timer(FLUSH_TIMEOUT_S, exporter.shutdown)
+    giving_up.start()
+    try:
+        provider.shutdown()
+    finally:
+        giving_up.cancel()
 
 
 def _exporter(name: str) -> SpanExporter | None:

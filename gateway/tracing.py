@@ -86,10 +86,7 @@ def tracing(switched_on: bool) -> Iterator[Tracing]:
         return
     if importlib.util.find_spec("opentelemetry.sdk") is None:
         raise ValueError("otel needs OpenTelemetry: pip install 'moe-lens[otel]'")
-    from gateway.spans import Spans, provider_from_environment
+    from gateway.spans import exported_spans
 
-    provider = provider_from_environment()
-    try:
-        yield Spans(provider)
-    finally:
-        provider.shutdown()
+    with exported_spans() as spans:
+        yield spans

@@ -1,9 +1,12 @@
 """Spans, as an exporter gets them, and the caller's trace on its way to the planner."""
 
 import asyncio
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -11,12 +14,17 @@ from moelens.v1 import gateway_pb2 as messages
 from moelens.v1 import planner_pb2
 from moelens.v1.common_pb2 import SamplingParams
 from moelens.v1.planner_pb2_grpc import PlannerServicer, add_PlannerServicer_to_server
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from gateway.spans import Spans, provider_from_environment
+from gateway.spans import FLUSH_TIMEOUT_S, Spans, resource
 from gateway.tracing import NoTracing, tracing
 from tests.gateway.conftest import House, MakeHouse
 from tests.gateway.fakes import FakeWorker
@@ -172,15 +180,62 @@ def test_switched_off_it_is_not_even_imported() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_standard_variables_name_the_service_and_the_exporter(
+def test_the_standard_variables_name_the_service(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
-    assert provider_from_environment().resource.attributes["service.name"] == "moe-lens"
+    assert resource().attributes["service.name"] == "moe-lens"
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "rack=7")
-    attributes = provider_from_environment().resource.attributes
+    attributes = resource().attributes
     assert (attributes["service.name"], attributes["rack"]) == ("mine", "7")
+
+
+def test_a_collector_that_cannot_be_reached_does_not_hold_up_the_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket() as silent:  # accepts, and never says a word
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        with tracing(True) as spans:
+            message = messages.GenerateRequest(text="x")
+            with spans.request(message, "model", ()):
+                pass
+            begin_s = time.monotonic()
+    # Left to itself, the exporter would try for 10 s.
+    assert time.monotonic() - begin_s < FLUSH_TIMEOUT_S + 5
+
+
+class Collector(TraceServiceServicer):
+    """Keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def Export(self, request, context):  # type: ignore[no-untyped-def]
+        for resource_spans in request.resource_spans:
+            for scope in resource_spans.scope_spans:
+                self.names += [span.name for span in scope.spans]
+        return ExportTraceServiceResponse()
+
+
+def test_the_last_spans_reach_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    collector = Collector()
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_TraceServiceServicer_to_server(collector, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    try:
+        with (
+            tracing(True) as spans,
+            spans.request(messages.GenerateRequest(text="x"), "demo", ()),
+        ):
+            pass
+    finally:
+        server.stop(0)
+    assert collector.names == ["text_completion demo"]
 
 
 @pytest.mark.parametrize(
