@@ -8,8 +8,6 @@ is started again, after a pause that grows as long as it cannot serve; the gatew
 import asyncio
 import contextlib
 import os
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Self
 import structlog
 
 from gateway.child import POLL_PERIOD_S, Child
+from gateway.runtime_dir import RuntimeDirectory, remove_stale
 from gateway.tokenizer import Tokenizer
 from planner.spec import ModelSpec
 from protos.transport import channel, is_serving
@@ -58,7 +57,10 @@ class Stack:
 
     def __init__(self, config: StackConfig) -> None:
         self.config = config
-        self._directory = Path(tempfile.mkdtemp(prefix="moe-lens-"))  # mode 0700
+        for stale in remove_stale():
+            log.warning("removed what a dead launcher left", path=str(stale))
+        self._runtime = RuntimeDirectory()
+        self._directory = self._runtime.path
         self._lifeline: tuple[int, int] | None = None
         self._children: list[Child] = []
         self._supervisor: asyncio.Task[None] | None = None
@@ -198,7 +200,7 @@ class Stack:
             for descriptor in self._lifeline or ():
                 os.close(descriptor)
             self._lifeline = None
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self._runtime.remove()
 
 
 def check_model(directory: Path) -> None:
