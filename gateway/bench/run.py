@@ -46,7 +46,7 @@ async def run_bench(config: BenchConfig) -> Report:
         async with Stack(config.stack.with_flags("gateway", flags)) as stack:
             predicted = await _predicted(config, stack)
             warm_up_steps = await _warm_up(stack, log, config.seed)
-            measured = await _measured(config, stack.address)
+            measured = await send_all(stack.address, config.lengths, config.seed)
         measured.steps = _steps(log)[warm_up_steps:]
     return Report(predicted, measured)
 
@@ -71,20 +71,24 @@ async def _warm_up(stack: Stack, log: Path, seed: int) -> int:
     return len(_steps(log))
 
 
-async def _measured(config: BenchConfig, address: str) -> Measured:
+async def send_all(address: str, all_lengths: Sequence[Lengths], seed: int = 0) -> Measured:
+    """Send requests of random ids to a gateway all at once; what its client sees.
+
+    RequestFailed when a request fails.
+    """
     async with AsyncClient(address) as client:
         vocab_size = (await client.model()).vocab_size
-        sources = [random.Random(f"{config.seed}-{i}") for i in range(len(config.lengths))]
+        sources = [random.Random(f"{seed}-{i}") for i in range(len(all_lengths))]
         start = time.monotonic()
         await asyncio.gather(
             *(
                 _send(client, lengths, vocab_size, source)
-                for lengths, source in zip(config.lengths, sources, strict=True)
+                for lengths, source in zip(all_lengths, sources, strict=True)
             )
         )
         total_s = time.monotonic() - start
-    prompt_tokens = sum(lengths.prompt_tokens for lengths in config.lengths)
-    generated_tokens = sum(lengths.generated_tokens for lengths in config.lengths)
+    prompt_tokens = sum(lengths.prompt_tokens for lengths in all_lengths)
+    generated_tokens = sum(lengths.generated_tokens for lengths in all_lengths)
     return Measured(total_s, prompt_tokens, generated_tokens)
 
 
@@ -109,4 +113,4 @@ def _steps(log: Path) -> Sequence[dict[str, float]]:
     return []
 
 
-__all__ = ["BenchConfig", "RequestFailed", "run_bench"]
+__all__ = ["BenchConfig", "RequestFailed", "run_bench", "send_all"]
