@@ -142,6 +142,8 @@ def peer(address: str, tls: ClientTls | None) -> grpc.aio.Channel:
     keepalive = {
         "grpc.keepalive_time_ms": PEER_KEEPALIVE_PERIOD_MS,
         "grpc.keepalive_timeout_ms": PEER_KEEPALIVE_TIMEOUT_MS,
+        # Where something arrives but makes no sense, only a ping without an answer tells.
+        "grpc.http2.ping_timeout_ms": PEER_KEEPALIVE_TIMEOUT_MS,
     }
     return channel(address, None if unix_path(address) else tls, further_options=keepalive)
 

@@ -100,6 +100,8 @@ class GatewayServicer:
         RetryInfo: the prompt or message is larger than this server takes. UNAVAILABLE: the server is
         starting, stopping or out of order; retry with backoff, generation starts from the beginning.
         CANCELLED: Abort was called. DATA_LOSS: the model's numbers for this request were not finite.
+        INTERNAL, reason REQUEST_FAILED: steps fail with this request and without it they do not.
+        RESOURCE_EXHAUSTED, reason SLOW_CLIENT: the client has not read its stream for a minute.
         DEADLINE_EXCEEDED: the caller's deadline passed. Cancelling the call or letting its deadline
         pass stops the work and frees its KV cache within one step.
         """
