@@ -109,7 +109,7 @@ def _address_space_bytes(pid: int) -> int:
 
 async def _full_shm(scene: Scene) -> None:
     """No shared memory is left when a new epoch needs it; later there is."""
-    with filled(scene.rig.shm_dir):
+    with filled(scene.rig.shm_dir) if scene.rig.owns_shm else contextlib.nullcontext():
         _send(_pick(scene, ATTENTION), signal.SIGKILL)
         await asyncio.sleep(scene.draw.uniform(0.3, 2.0))
 
