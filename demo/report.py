@@ -6,6 +6,7 @@ import argparse
 import math
 import shlex
 import sys
+import textwrap
 
 import torch
 from tokenizers import Tokenizer
@@ -14,7 +15,7 @@ from torch import Tensor
 from demo.corpus import BOS_ID, EOS_ID
 from demo.export import hugging_face_tensors
 from demo.model import ModelConfig, MoeLanguageModel
-from demo.train import HeldOut, Trainer, evaluate
+from demo.train import HeldOut, Progress, Trainer, evaluate
 
 PROMPT = "ROMEO:\n"
 CHECKED_WINDOWS_TOKENS = (128, 256, 512, 1024, 2048)
@@ -66,16 +67,54 @@ def command_line(arguments: argparse.Namespace) -> str:
     """The command that made the model, with paths reduced to their names."""
     paths = (arguments.text, arguments.out, arguments.report, arguments.checkpoint)
     names = {str(path): path.name for path in paths if path is not None}
-    return "python demo/train.py " + shlex.join(names.get(word, word) for word in sys.argv[1:])
+    words = shlex.join(names.get(word, word) for word in sys.argv[1:])
+    return " \\\n    ".join(textwrap.wrap(f"python demo/train.py {words}", 90))
 
 
-def loss_sentence(result: HeldOut, characters: int) -> str:
+def wrapped(markdown: str) -> str:
+    """Prose and list items at most 100 columns wide; tables and code stay as they are."""
+    lines, in_code = [], False
+    for line in markdown.split("\n"):
+        in_code ^= line.startswith("```")
+        if not in_code and not line.startswith(("|", "```")) and len(line) > 100:
+            indent = "  " if line.startswith("- ") else ""
+            line = textwrap.fill(line, 100, subsequent_indent=indent, break_on_hyphens=False)
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def training_sentence(trainer: Trainer) -> str:
+    """What training took, and whether it went on from a checkpoint."""
+    progress = trainer.progress
+    text = (
+        f"plain PyTorch on {trainer.config.threads} CPU threads, "
+        f"{progress.tokens_seen / 1e6:.2f} M tokens in {progress.step} steps and "
+        f"{progress.seconds / 60:.0f} minutes of wall time; the weights are those of step "
+        f"{progress.best_step}."
+    )
+    if progress.resumed_steps:
+        steps = " and ".join(str(step) for step in progress.resumed_steps)
+        text += f" Resumed from a checkpoint at step {steps}; earlier options may have differed."
+    return text
+
+
+def loss_sentence(result: HeldOut, tokens_per_character: float) -> str:
     """The loss in nats per token and per character, and as perplexity."""
-    per_character = result.loss_per_token * result.tokens / characters
+    per_character = result.loss_per_token * tokens_per_character
     return (
         f"{result.loss_per_token:.3f} nats per token (perplexity "
-        f"{math.exp(result.loss_per_token):.1f}; about {per_character:.3f} nats per character) "
+        f"{math.exp(result.loss_per_token):.1f}; {per_character:.3f} nats per character) "
         f"over {result.tokens:,} tokens"
+    )
+
+
+def introduction(model: MoeLanguageModel) -> str:
+    """What the model is for."""
+    total = sum(p.numel() for p in model.parameters())
+    return (
+        f"A small Mixtral ({total / 1e6:.1f} M parameters, {active_parameters(model) / 1e6:.1f} M "
+        "active per token) that writes something like Shakespeare. It exists so that the whole "
+        "system runs on a real checkpoint anywhere; it knows nothing and is good for nothing else."
     )
 
 
@@ -92,78 +131,102 @@ def shape_sentence(c: ModelConfig) -> str:
 
 def write_report(arguments: argparse.Namespace, trainer: Trainer) -> None:
     """Writes the model card to `arguments.report`. Figures are those of the BF16 weights."""
-    model, config, progress = trainer.model.eval(), trainer.config, trainer.progress
+    model = trainer.model.eval()
     rounded = {name: p.to(torch.bfloat16).float() for name, p in model.state_dict().items()}
     model.load_state_dict(rounded)
+    lengths_tokens = sorted({*CHECKED_WINDOWS_TOKENS, trainer.config.evaluation_tokens})
     by_length = {
-        n: evaluate(model, trainer.held_out, n)
-        for n in sorted({*CHECKED_WINDOWS_TOKENS, config.window_tokens})
-        if n < len(trainer.held_out)
+        n: evaluate(model, trainer.held_out, n) for n in lengths_tokens if n < len(trainer.held_out)
     }
-    usual = by_length[config.window_tokens]
-    torch.manual_seed(config.seed)
-    text = sample(model, trainer.tokenizer, PROMPT, 200, temperature=0.8)
-    total = sum(p.numel() for p in model.parameters())
-    size_bytes = sum(t.nbytes for t in hugging_face_tensors(model).values())
-    lengths = [[str(n), f"{result.loss_per_token:.3f}"] for n, result in by_length.items()]
-    history = [[str(step), f"{a:.3f}", f"{b:.3f}"] for step, a, b in progress.history]
-    arguments.report.write_text(
-        f"""# Demonstration model
+    sections = (
+        about_section(arguments, trainer),
+        loss_section(trainer, by_length),
+        load_section(trainer, by_length[trainer.config.evaluation_tokens]),
+        sample_section(trainer),
+        CHAT_SECTION,
+        history_section(trainer.progress),
+    )
+    arguments.report.write_text(wrapped("\n".join(sections)), encoding="utf-8")
 
-A small Mixtral ({total / 1e6:.1f} M parameters, {active_parameters(model) / 1e6:.1f} M active per
-token) that writes something like Shakespeare. It exists so that the whole system runs on a real
-checkpoint anywhere; it knows nothing and is good for nothing else.
 
-- **Directory**: `model/`, an ordinary Hugging Face directory: weights in BF16
-  ({size_bytes / 1e6:.1f} MB), tensor names of Mixtral checkpoints, fast tokenizer, chat template.
-- **Shape**: {shape_sentence(model.config)}.
-- **Text**: {arguments.text_origin or arguments.text.name}. The last {config.held_out_share:.0%} of
-  its speeches were held out: neither weights nor tokenizer saw them, but they chose which step's
-  weights were kept.
-- **Training**: plain PyTorch on {config.threads} CPU threads, {progress.tokens_seen / 1e6:.2f} M
-  tokens in {progress.step} steps and {progress.seconds / 60:.0f} minutes of wall time; the weights
-  are those of step {progress.best_step}.
+def about_section(arguments: argparse.Namespace, trainer: Trainer) -> str:
+    """What the model is, what it is made from and how."""
+    size_bytes = sum(t.nbytes for t in hugging_face_tensors(trainer.model).values())
+    share = trainer.config.held_out_share
+    return f"""# Demonstration model
+
+{introduction(trainer.model)}
+
+- **Directory**: `model/`, an ordinary Hugging Face directory: weights in BF16 \
+({size_bytes / 1e6:.1f} MB), tensor names of Mixtral checkpoints, fast tokenizer, chat template.
+- **Shape**: {shape_sentence(trainer.model.config)}.
+- **Text**: {arguments.text_origin}. The last {share:.0%} of its speeches were held out: neither \
+weights nor tokenizer saw them, but they chose which step's weights were kept.
+- **Training**: {training_sentence(trainer)}
 
 ```
 {command_line(arguments)}
 ```
 
 The learning rate follows the clock as well as the steps, so another run gives other weights.
+"""
 
-## Held-out loss
 
-{loss_sentence(usual, len(trainer.corpus.held_out))}, in windows of {config.window_tokens} tokens,
-with the weights as shipped (rounded to BF16, computed in FP32). By length of the window:
+def loss_section(trainer: Trainer, by_length: dict[int, HeldOut]) -> str:
+    """The held-out loss, by the length of the window."""
+    tokens = trainer.config.evaluation_tokens
+    tokens_per_character = len(trainer.held_out) / len(trainer.corpus.held_out)
+    sentence = loss_sentence(by_length[tokens], tokens_per_character)
+    rows = [[str(n), f"{result.loss_per_token:.3f}"] for n, result in by_length.items()]
+    return f"""## Held-out loss
 
-{table(["window, tokens", "nats per token"], lengths)}
+{sentence}, in windows of {tokens} tokens, with the weights as shipped (rounded to BF16, \
+computed in FP32). By length of the window:
 
-## Load of the experts
+{table(["window, tokens", "nats per token"], rows)}
+"""
 
-Share of each layer's token-expert pairs on the held-out text
-(even: {1 / model.config.num_local_experts:.1%}). An auxiliary loss (Switch Transformer's, weight
-{config.balance_weight}) keeps it balanced.
+
+def load_section(trainer: Trainer, usual: HeldOut) -> str:
+    """How evenly the routers use the experts."""
+    even = 1 / trainer.model.config.num_local_experts
+    return f"""## Load of the experts
+
+Share of each layer's token-expert pairs on the held-out text (even: {even:.1%}). An auxiliary \
+loss (Switch Transformer's, weight {trainer.config.balance_weight}) keeps it balanced.
 
 {load_table(usual.expert_share)}
+"""
 
-## A sample
 
-Temperature 0.8, seed {config.seed}, prompt `{PROMPT!r}`:
+def sample_section(trainer: Trainer) -> str:
+    """A text that the model wrote."""
+    torch.manual_seed(trainer.config.seed)
+    text = sample(trainer.model, trainer.tokenizer, PROMPT, 200, temperature=0.8)
+    return f"""## A sample
+
+Temperature 0.8, seed {trainer.config.seed}, prompt `{PROMPT!r}`:
 
 ```
-{text}
+{text.strip()}
 ```
+"""
 
-## Chat
 
-The template writes a turn as a speech: `NAME:`, a line break, the content, the end token. A
-message's `name` is the speaker; without it `user` is First Citizen and `assistant` Menenius. A
+CHAT_SECTION = """## Chat
+
+The template writes a turn as a speech: `NAME:`, a line break, the content, the end token. A \
+message's `name` is the speaker; without it `user` is First Citizen and `assistant` Menenius. A \
 fifth of the training documents has this form, so replies end by themselves.
+"""
 
-## Course of training
 
-Nats per token.
+def history_section(progress: Progress) -> str:
+    """The losses of every evaluation."""
+    rows = [[str(step), f"{a:.3f}", f"{b:.3f}"] for step, a, b in progress.history]
+    return f"""## Course of training
 
-{table(["step", "training", "held out"], history)}
-""",
-        encoding="utf-8",
-    )
+Nats per token. The window of the held-out loss is that of the run's option at the time.
+
+{table(["step", "training", "held out"], rows)}
+"""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import itertools
 import math
 import random
 import sys
@@ -37,15 +36,20 @@ class TrainConfig:
 
     steps: int = field(default=3000, metadata={"help": "optimizer steps, unless time ends first"})
     minutes: float = field(
-        default=40.0,
+        default=60.0,
         metadata={
             "help": "wall-clock limit; the learning rate falls with whichever limit is nearer"
         },
     )
-    step_tokens: int = field(default=4096, metadata={"help": "tokens in an optimizer step"})
-    window_tokens: int = field(default=512, metadata={"help": "usual length of a sequence"})
+    step_tokens: int = field(default=2048, metadata={"help": "tokens in an optimizer step"})
+    window_tokens: int = field(
+        default=256, metadata={"help": "length of a sequence in half of the batches"}
+    )
     long_window_tokens: int = field(
-        default=1024, metadata={"help": "length of a sequence in one epoch of four"}
+        default=2048, metadata={"help": "length of a sequence in the other half"}
+    )
+    evaluation_tokens: int = field(
+        default=512, metadata={"help": "length of a sequence when the held-out loss is measured"}
     )
     learning_rate: float = field(default=1.5e-3, metadata={"help": "peak, after the warm-up"})
     decay_share: float = field(
@@ -56,13 +60,13 @@ class TrainConfig:
     )
     warmup_steps: int = field(default=50, metadata={"help": "steps of linear warm-up"})
     weight_decay: float = field(default=0.1, metadata={"help": "of every matrix"})
-    dropout: float = field(default=0.1, metadata={"help": "residual and embedding dropout"})
+    dropout: float = field(default=0.2, metadata={"help": "residual and embedding dropout"})
     bpe_dropout: float = field(default=0.1, metadata={"help": "share of BPE merges left out"})
     balance_weight: float = field(default=0.1, metadata={"help": "of the load-balancing loss"})
     gradient_norm: float = field(default=1.0, metadata={"help": "gradients are clipped to it"})
-    evaluation_steps: int = field(default=100, metadata={"help": "steps between evaluations"})
+    evaluation_steps: int = field(default=50, metadata={"help": "steps between evaluations"})
     patience: int = field(
-        default=5,
+        default=10,
         metadata={
             "help": "evaluations without a new low of the held-out loss before training stops"
         },
@@ -75,7 +79,14 @@ class TrainConfig:
         longest = max(self.window_tokens, self.long_window_tokens)
         if self.step_tokens < longest:
             raise ValueError(f"step_tokens={self.step_tokens} must be at least {longest}")
-        for name in ("steps", "window_tokens", "evaluation_steps", "patience", "threads"):
+        at_least_one = (
+            "steps",
+            "window_tokens",
+            "evaluation_tokens",
+            "evaluation_steps",
+            "patience",
+        )
+        for name in (*at_least_one, "long_window_tokens", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if not 0 < self.decay_share <= 1:
@@ -100,6 +111,7 @@ class Progress:
     step: int = 0
     tokens_seen: int = 0
     seconds: float = 0.0
+    resumed_steps: list[int] = field(default_factory=list)
     best_step: int = 0
     best_loss: float = math.inf
     # step, mean training loss since the evaluation before, held-out loss
@@ -138,21 +150,34 @@ def learning_rate(config: TrainConfig, step: int, elapsed_s: float) -> float:
 def batches(
     config: TrainConfig, tokenizer: Tokenizer, corpus: Corpus, progress: Progress
 ) -> Iterator[Tensor]:
-    """Endless (sequences, length + 1) batches of about `step_tokens`; every epoch is cut anew.
+    """Endless (sequences, length + 1) batches of about `step_tokens`; every epoch is cut anew,
+    half of it into short windows and half into long ones.
 
     Epochs that begin while the learning rate falls are without BPE dropout: what the model settles
     on is text as it will meet it.
     """
     # A resumed run does not repeat the order of the epoch in which it stopped
     rng = random.Random(config.seed + progress.step)
-    for epoch in itertools.count(1):
+    while True:
         settling = share_done(config, progress.step, progress.seconds) > 1 - config.decay_share
         bpe_dropout = 0.0 if settling else config.bpe_dropout
         stream = epoch_ids(tokenizer, corpus.train, rng, bpe_dropout)
-        length = config.long_window_tokens if epoch % 4 == 0 else config.window_tokens
-        rows = windows(stream[rng.randrange(length) :], length)
-        order = torch.tensor(rng.sample(range(len(rows)), len(rows)))
-        yield from in_batches(rows[order], config.step_tokens // length)
+        cut = len(stream) // 2
+        parts = [(stream[:cut], config.window_tokens), (stream[cut:], config.long_window_tokens)]
+        epoch = [
+            batch
+            for part, length in parts
+            for batch in _shuffled_batches(part, length, config.step_tokens // length, rng)
+        ]
+        yield from rng.sample(epoch, len(epoch))
+
+
+def _shuffled_batches(
+    stream: Tensor, length: int, count: int, rng: random.Random
+) -> Iterator[Tensor]:
+    """Windows of `length` tokens from a random offset on, in random order, `count` at a time."""
+    rows = windows(stream[rng.randrange(max(1, min(length, len(stream) - length))) :], length)
+    yield from in_batches(rows[rng.sample(range(len(rows)), len(rows))], count)
 
 
 def make_optimizer(model: MoeLanguageModel, config: TrainConfig) -> torch.optim.Optimizer:
@@ -239,7 +264,7 @@ class Trainer:
     def _evaluate(self, train_loss: float) -> None:
         """Measures the held-out loss; exports at a new low; writes the checkpoint."""
         progress = self.progress
-        result = evaluate(self.model, self.held_out, self.config.window_tokens)
+        result = evaluate(self.model, self.held_out, self.config.evaluation_tokens)
         progress.history.append((progress.step, train_loss, result.loss_per_token))
         log_progress(progress, result)
         if result.loss_per_token < progress.best_loss:
@@ -263,6 +288,7 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.best_state = state["best"]
         self.progress = Progress(**state["progress"])
+        self.progress.resumed_steps.append(self.progress.step)
         torch.manual_seed(self.config.seed + self.progress.step)
 
 
@@ -287,7 +313,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="directory of the model")
     parser.add_argument("--report", type=Path, help="also write a model card (Markdown) here")
     parser.add_argument("--checkpoint", type=Path, help="file to resume from and to save to")
-    parser.add_argument("--text-origin", default="", help="where the text is from, for the card")
+    parser.add_argument(
+        "--text-origin",
+        default="from the plays of William Shakespeare (public domain), the tinyshakespeare file",
+        help="where the text is from, for the model card",
+    )
     for option in (*fields(TrainConfig), *fields(ModelConfig)):
         parser.add_argument(
             "--" + option.name.replace("_", "-"),
@@ -309,10 +339,10 @@ def main() -> None:
     try:
         config, model_config = pick(TrainConfig, arguments), pick(ModelConfig, arguments)
         corpus = load_corpus(arguments.text, config.held_out_share)
+        trainer = Trainer(config, model_config, corpus, arguments.out, arguments.checkpoint)
+        trainer.run()
     except (OSError, ValueError) as error:
         sys.exit(f"train.py: {error}")
-    trainer = Trainer(config, model_config, corpus, arguments.out, arguments.checkpoint)
-    trainer.run()
     if arguments.report:
         from demo.report import write_report
 

@@ -51,7 +51,7 @@ Gentlemen, forward to the bridal dinner:
 I see a woman may be made a fool,
 If she had not a spirit to resist.
 """
-HELD_OUT_LIMIT = 4.9  # nats per token; an untrained model of this vocabulary has 8.3
+HELD_OUT_LIMIT = 3.8  # nats per token; an untrained model of this vocabulary has 8.3
 
 
 @pytest.fixture(scope="module")

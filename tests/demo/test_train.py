@@ -15,7 +15,15 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from demo.corpus import EOS_ID, Corpus, epoch_ids, load_corpus, train_tokenizer, windows
 from demo.export import export
 from demo.model import Experts, ModelConfig, MoeLanguageModel
-from demo.train import TrainConfig, Trainer, learning_rate, parse_arguments, pick
+from demo.train import (
+    Progress,
+    TrainConfig,
+    Trainer,
+    batches,
+    learning_rate,
+    parse_arguments,
+    pick,
+)
 
 TINY = ModelConfig(
     vocab_size=320,
@@ -33,6 +41,8 @@ QUICK = TrainConfig(
     step_tokens=128,
     window_tokens=32,
     long_window_tokens=64,
+    evaluation_tokens=64,
+    dropout=0.1,
     warmup_steps=4,
     evaluation_steps=8,
     learning_rate=5e-3,
@@ -155,6 +165,14 @@ def test_an_epoch_holds_every_speech_once_with_and_without_bpe_dropout(corpus):
         assert sorted(speeches) == sorted(corpus.train)
         assert ids[-1] == EOS_ID
     assert len(ids) > len(epoch_ids(tokenizer, corpus.train, random.Random(5), 0.0))
+
+
+def test_batches_mix_short_and_long_windows_of_one_step_each(corpus):
+    tokenizer = train_tokenizer(corpus.train, 320)
+    endless = batches(QUICK, tokenizer, corpus, Progress())
+    shapes = {tuple(next(endless).shape) for _ in range(60)}
+    assert {(4, 33), (2, 65)} <= shapes  # 128 tokens each; the last of a part may be smaller
+    assert {length for _, length in shapes} == {33, 65}
 
 
 def test_windows_overlap_by_the_one_token_that_is_target_and_input():
