@@ -5,7 +5,9 @@
  * of a block lie together, since a core walks them in this order and long runs are what memory
  * is fast at:
  *
- *   arena_layer: block 0 | block 1 | ...        block: head 0 | head 1 | ...    head: K tile | V tile
+ *   arena_layer: block 0 | block 1 | ...
+ *   block:       head 0 | head 1 | ...
+ *   head:        K tile | V tile
  *
  *   kv_dtype   K tile                              V tile
  *   ML_FP32    [head_dim][16 tokens]               [16 tokens][head_dim]
@@ -21,9 +23,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* [cffi] */
-typedef enum { ML_FP32 = 1, ML_BF16 = 2, ML_INT8 = 3 } ml_dtype;
+#include "dtype.h"
 
+/* [cffi] */
 enum { ML_BLOCK_TOKENS = 16, ML_MAX_HEAD_DIM = 256 };
 
 typedef struct {
@@ -50,13 +52,17 @@ void ml_kv_store(const ml_attention_shape *shape, void *arena_layer, const int32
 /* n_queries rows at positions query_position, query_position + 1, ... attend causally to positions
  * [kv_begin, kv_end) of one sequence, in all heads of one layer. */
 typedef struct {
-    const void *arena_layer;    /* 64-byte aligned */
+    void *arena_layer;          /* 64-byte aligned */
     const int32_t *block_table; /* entries kv_begin / 16 to (kv_end - 1) / 16 are read */
     const void *q;              /* (n_queries, n_q_heads, head_dim) */
     size_t q_row_stride_bytes;  /* from query to query */
     float *out;                 /* (n_queries, n_q_heads, head_dim), normalised over this range */
     float *lse;                 /* (n_queries, n_q_heads): ln of the sum of exp(scale q.k) */
-    const void *next_block;     /* NULL, or the block that the caller will read next: fetched ahead */
+    /* NULL, or K and V, each (n_kv_heads, head_dim), of position kv_end - 1, which the last query
+     * must see: stored on the way, which costs less than beforehand. */
+    const void *new_k;
+    const void *new_v;
+    const void *next_block;     /* NULL, or the block that the caller will read next */
     uint32_t kv_begin;          /* a multiple of ML_BLOCK_TOKENS */
     uint32_t kv_end;
     uint32_t n_queries;
@@ -66,12 +72,12 @@ typedef struct {
 
 /* A row that sees no position gives out = 0 and lse = -infinity. A row's result depends on its
  * query, position and range alone, to the bit: not on n_queries, nor on positions
- * that it may not see. Uses about 64 KB of stack; touches nothing else than its arguments. */
+ * that it may not see. Uses about 64 KB of stack. */
 void ml_attend(const ml_attention_shape *shape, const ml_attend_task *task);
 
 /* Merge the results of n_splits ranges, each of n_rows rows: out = sum_i w_i out_i with
  * w_i = exp(lse_i - max lse) / sum. Part i's outputs (n_rows, head_dim) start at
- * out_parts + i * out_split_stride, its lse (n_rows) at lse_parts + i * lse_split_stride (strides in
+ * out_parts + i * out_split_stride, its lse (n_rows) at lse_parts + i * lse_split_stride (both in
  * floats). out (n_rows, head_dim) is out_dtype, ML_FP32 or ML_BF16 (nearest even); lse (n_rows) may
  * be NULL. Empty parts (lse = -infinity) leave the result as it is, to the bit. */
 typedef struct {

@@ -176,12 +176,14 @@ def attend(
     query_position: int,
     kv_range: tuple[int, int],
     scale: float,
+    new_kv: tuple[NDArray[Any], NDArray[Any]] | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Causal attention of q (n_queries, n_q_heads, head_dim), at `query_position` and onwards.
 
     Looks at positions [begin, end) = kv_range, begin a multiple of 16. Returns out
     (n_queries, n_q_heads, head_dim), normalised over that range, and lse (n_queries, n_q_heads),
     the natural logarithm of the sum of exp(scale · q·k); a row that sees nothing gives 0 and -inf.
+    `new_kv`, k and v each (1, n_kv_heads, head_dim), is stored at position end − 1 on the way.
     Raises InvalidArgumentError.
     """
     begin, end = kv_range
@@ -203,6 +205,15 @@ def attend(
     task.out, task.lse = _pointer(out, "float *"), _pointer(lse, "float *")
     task.kv_begin, task.kv_end = begin, end
     task.n_queries, task.query_position, task.scale = len(q), query_position, scale
+    if new_kv is not None:
+        for name, rows in zip(("new k", "new v"), new_kv, strict=True):
+            _check_rows(shape, name, rows, shape.n_kv_heads)
+            _require(len(rows) == 1, f"{name}: must be one row; found {len(rows)}")
+        _require(
+            begin < end <= query_position + len(q),
+            f"new_kv: the last query must see position {end - 1}, where it is stored",
+        )
+        task.new_k, task.new_v = (_pointer(rows) for rows in new_kv)
     lib.ml_attend(shape.c_struct(), task)
     return out, lse
 

@@ -16,7 +16,9 @@ INLINE __m256 high_halves(__m256i pairs) {
     return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000u)));
 }
 
-INLINE __m256 load_floats(const char *at) { return _mm256_load_ps((const float *)(const void *)at); }
+INLINE __m256 load_floats(const char *at) {
+    return _mm256_load_ps((const float *)(const void *)at);
+}
 
 INLINE __m256i load_pairs(const char *at) {
     return _mm256_load_si256((const __m256i *)(const void *)at);
@@ -48,7 +50,7 @@ INLINE void load_k(const char *k, uint32_t i, int half, const int is_bf16, __m25
 }
 
 /* score[r][half] = q . k by token. */
-INLINE void scores(const ml_row *rows, const ml_tile *tile, const int n_rows, const int is_bf16,
+INLINE void scores(const ml_row *rows, const ml_kv_tile *tile, const int n_rows, const int is_bf16,
                    __m256 (*score)[2]) {
     const int lines = is_bf16 ? 1 : 2;
     const char *k = tile->kv, *far = tile->next, *near = k + half_tile(tile, is_bf16);
@@ -102,7 +104,7 @@ INLINE __m256 visible_lanes(uint32_t visible, int half) {
 
 /* Turns a row's scores into weights 2^(scale score - reference), 0 where it may not see, and adds
  * them to its sums. */
-INLINE void weigh(ml_row *row, const ml_tile *tile, __m256 *score, float *weights) {
+INLINE void weigh(ml_row *row, const ml_kv_tile *tile, __m256 *score, float *weights) {
     const __m256 none = _mm256_set1_ps(-__builtin_inff());
     const __m256 limit = _mm256_set1_ps(row->reference + ML_REFERENCE_SLACK);
     const uint32_t visible = ml_visible_tokens(row, tile);
@@ -140,7 +142,7 @@ INLINE void load_v(const char *v, uint32_t head_dim, int i, const int is_bf16, _
 
 /* acc += weights v for 16 dimensions from `dim` on. The tile is summed on its own first: fewer
  * roundings against the large sum of a long context. */
-INLINE void values(ml_row *rows, const ml_tile *tile, const int n_rows, const int is_bf16,
+INLINE void values(ml_row *rows, const ml_kv_tile *tile, const int n_rows, const int is_bf16,
                    uint32_t dim, float (*weights)[ML_BLOCK_TOKENS]) {
     const char *v = (const char *)tile->kv + half_tile(tile, is_bf16) + dim * 4u;
     const char *near = tile->next, *far = near + half_tile(tile, is_bf16);
@@ -169,7 +171,7 @@ INLINE void values(ml_row *rows, const ml_tile *tile, const int n_rows, const in
     }
 }
 
-INLINE void tile_rows(ml_row *rows, const ml_tile *tile, const int n_rows, const int is_bf16) {
+INLINE void tile_rows(ml_row *rows, const ml_kv_tile *tile, const int n_rows, const int is_bf16) {
     _Alignas(32) float weights[ROWS][ML_BLOCK_TOKENS];
     __m256 score[ROWS][2];
     scores(rows, tile, n_rows, is_bf16, score);
@@ -178,16 +180,19 @@ INLINE void tile_rows(ml_row *rows, const ml_tile *tile, const int n_rows, const
         values(rows, tile, n_rows, is_bf16, dim, weights);
 }
 
-INLINE void rows_fp32(ml_row *rows, const ml_tile *tile, const int n_rows) {
+INLINE void rows_fp32(ml_row *rows, const ml_kv_tile *tile, const int n_rows) {
     tile_rows(rows, tile, n_rows, 0);
 }
 
-INLINE void rows_bf16(ml_row *rows, const ml_tile *tile, const int n_rows) {
+INLINE void rows_bf16(ml_row *rows, const ml_kv_tile *tile, const int n_rows) {
     tile_rows(rows, tile, n_rows, 1);
 }
 
 DEFINE_TILE_FUNCTION(tile_fp32, rows_fp32, ROW_CASES_4)
 DEFINE_TILE_FUNCTION(tile_bf16, rows_bf16, ROW_CASES_4)
+
+#define ML_MERGE_ROW ml_avx2_merge_row
+#include "merge_row.h"
 
 const ml_kernel ml_avx2_fp32 = {tile_fp32, ROWS, ML_FP32};
 const ml_kernel ml_avx2_bf16 = {tile_bf16, ROWS, ML_FP32};

@@ -28,7 +28,7 @@ INLINE void load_k(const char *k, uint32_t i, const int is_bf16, __m512 *even, _
 }
 
 /* score[r] = q . k by token; even and odd dimensions apart, two chains hide the latency. */
-INLINE void scores(const ml_row *rows, const ml_tile *tile, const int n_rows, const int is_bf16,
+INLINE void scores(const ml_row *rows, const ml_kv_tile *tile, const int n_rows, const int is_bf16,
                    __m512 *score) {
     const int lines = is_bf16 ? 1 : 2;
     const char *k = tile->kv, *far = tile->next, *near = k + half_tile(tile, is_bf16);
@@ -66,7 +66,7 @@ INLINE void load_v(const char *v, uint32_t head_dim, int i, const int is_bf16, _
 
 /* acc += weights v for `columns` vectors of 16 dimensions from `dim` on. The tile is summed on its
  * own first: fewer roundings against the large sum of a long context. */
-INLINE void values(ml_row *rows, const ml_tile *tile, const int n_rows, const int columns,
+INLINE void values(ml_row *rows, const ml_kv_tile *tile, const int n_rows, const int columns,
                    const int is_bf16, uint32_t dim, float (*weights)[ML_BLOCK_TOKENS]) {
     const char *v = (const char *)tile->kv + half_tile(tile, is_bf16) + dim * 4u;
     const char *near = tile->next, *far = near + half_tile(tile, is_bf16);
@@ -93,7 +93,7 @@ INLINE void values(ml_row *rows, const ml_tile *tile, const int n_rows, const in
     }
 }
 
-INLINE void tile_rows(ml_row *rows, const ml_tile *tile, const int n_rows, const int is_bf16) {
+INLINE void tile_rows(ml_row *rows, const ml_kv_tile *tile, const int n_rows, const int is_bf16) {
     _Alignas(64) float weights[ROWS][ML_BLOCK_TOKENS];
     __m512 score[ROWS];
     scores(rows, tile, n_rows, is_bf16, score);
@@ -109,16 +109,19 @@ INLINE void tile_rows(ml_row *rows, const ml_tile *tile, const int n_rows, const
     for (; dim < tile->head_dim; dim += 16) values(rows, tile, n_rows, 1, is_bf16, dim, weights);
 }
 
-INLINE void rows_fp32(ml_row *rows, const ml_tile *tile, const int n_rows) {
+INLINE void rows_fp32(ml_row *rows, const ml_kv_tile *tile, const int n_rows) {
     tile_rows(rows, tile, n_rows, 0);
 }
 
-INLINE void rows_bf16(ml_row *rows, const ml_tile *tile, const int n_rows) {
+INLINE void rows_bf16(ml_row *rows, const ml_kv_tile *tile, const int n_rows) {
     tile_rows(rows, tile, n_rows, 1);
 }
 
 DEFINE_TILE_FUNCTION(tile_fp32, rows_fp32, ROW_CASES_8)
 DEFINE_TILE_FUNCTION(tile_bf16, rows_bf16, ROW_CASES_8)
+
+#define ML_MERGE_ROW ml_avx512_merge_row
+#include "merge_row.h"
 
 const ml_kernel ml_avx512_fp32 = {tile_fp32, ROWS, ML_FP32};
 const ml_kernel ml_avx512_bf16 = {tile_bf16, ROWS, ML_FP32};

@@ -25,7 +25,7 @@ INLINE __m512 exp2_avx512(__m512 x, const int precise) {
 
 /* Raises the row's reference to the maximum of the visible scores and rescales its sums; returns
  * score - reference. Seldom called. */
-static __attribute__((noinline)) __m512 raise_reference(ml_row *row, const ml_tile *tile,
+static __attribute__((noinline)) __m512 raise_reference(ml_row *row, const ml_kv_tile *tile,
                                                         __m512 score, __mmask16 visible) {
     score = _mm512_mul_ps(score, _mm512_set1_ps(tile->scale_log2));
     const float maximum = _mm512_mask_reduce_max_ps(visible, score);
@@ -40,7 +40,7 @@ static __attribute__((noinline)) __m512 raise_reference(ml_row *row, const ml_ti
 
 /* Turns n_rows products q . k into weights 2^(scale q . k - reference), 0 where the row may not
  * see. */
-INLINE void weigh(ml_row *rows, const ml_tile *tile, const int n_rows, const int precise,
+INLINE void weigh(ml_row *rows, const ml_kv_tile *tile, const int n_rows, const int precise,
                   __m512 *score) {
     const __m512 scale = _mm512_set1_ps(tile->scale_log2);
     const __m512 slack = _mm512_set1_ps(ML_REFERENCE_SLACK);

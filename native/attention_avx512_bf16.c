@@ -15,7 +15,7 @@ INLINE __m512bh broadcast_pair(const void *pair) {
 INLINE __m512bh load_pairs(const char *line) { return (__m512bh)_mm512_load_si512(line); }
 
 /* score[r] = q . k by token. Even and odd pairs apart: two chains hide the latency. */
-INLINE void scores(const ml_row *rows, const ml_tile *tile, const int n_rows, __m512 *score) {
+INLINE void scores(const ml_row *rows, const ml_kv_tile *tile, const int n_rows, __m512 *score) {
     const char *k = tile->kv, *far = tile->next, *near = k + half_tile(tile, 1);
     const char *q[ROWS];
     __m512 odd[ROWS];
@@ -45,7 +45,7 @@ INLINE void round_weights(ml_row *row, __m512 weight, void *rounded) {
 }
 
 /* acc += weights v for `columns` vectors of 16 dimensions from `dim` on. */
-INLINE void values(ml_row *rows, const ml_tile *tile, const int n_rows, const int columns,
+INLINE void values(ml_row *rows, const ml_kv_tile *tile, const int n_rows, const int columns,
                    uint32_t dim, uint32_t (*weights)[PAIRS]) {
     const char *v = (const char *)tile->kv + half_tile(tile, 1) + dim * 4u;
     const char *near = tile->next, *far = near + half_tile(tile, 1);
@@ -69,7 +69,7 @@ INLINE void values(ml_row *rows, const ml_tile *tile, const int n_rows, const in
         _mm512_storeu_ps(rows[i / columns].acc + dim + 16 * (i % columns), sum[i]);
 }
 
-INLINE void tile_rows(ml_row *rows, const ml_tile *tile, const int n_rows) {
+INLINE void tile_rows(ml_row *rows, const ml_kv_tile *tile, const int n_rows) {
     _Alignas(32) uint32_t weights[ROWS][PAIRS];
     __m512 score[ROWS];
     scores(rows, tile, n_rows, score);

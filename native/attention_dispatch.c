@@ -12,3 +12,12 @@ static const ml_kernel *const kernels[ML_ISA_COUNT][ML_BF16 + 1] = {
 };
 
 const ml_kernel *ml_kernel_for(uint32_t kv_dtype) { return kernels[ml_isa_selected()][kv_dtype]; }
+
+static ml_merge_row_fn *const merge_rows[ML_ISA_COUNT] = {
+    [ML_ISA_SCALAR] = ml_scalar_merge_row,
+    [ML_ISA_AVX2] = ml_avx2_merge_row,
+    [ML_ISA_AVX512] = ml_avx512_merge_row,
+    [ML_ISA_AVX512_BF16] = ml_avx512_merge_row,
+};
+
+ml_merge_row_fn *ml_merge_row(void) { return merge_rows[ml_isa_selected()]; }

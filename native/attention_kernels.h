@@ -27,10 +27,10 @@ typedef struct {
     uint32_t position;     /* of the tile's first token */
     uint32_t kv_end;       /* tokens from here on are not looked at */
     float scale_log2;      /* score scale times log2(e) */
-} ml_tile;
+} ml_kv_tile;
 
 /* Adds the tile to n_rows <= rows_per_call rows. */
-typedef void ml_tile_fn(ml_row *rows, uint32_t n_rows, const ml_tile *tile);
+typedef void ml_tile_fn(ml_row *rows, uint32_t n_rows, const ml_kv_tile *tile);
 
 typedef struct {
     ml_tile_fn *tile;
@@ -46,8 +46,15 @@ extern const ml_kernel ml_avx512_bf16_bf16;
 /* The kernel of the selected instruction set for a KV dtype. */
 const ml_kernel *ml_kernel_for(uint32_t kv_dtype);
 
+/* Writes the output of one row of a merge, given the weights of its parts. */
+typedef void ml_merge_row_fn(const ml_merge_task *task, uint32_t row, const float *weights);
+
+extern ml_merge_row_fn ml_scalar_merge_row, ml_avx2_merge_row, ml_avx512_merge_row;
+
+ml_merge_row_fn *ml_merge_row(void);
+
 /* Tokens of the tile that the row may see: the first 0..16. */
-static inline uint32_t ml_visible_tokens(const ml_row *row, const ml_tile *tile) {
+static inline uint32_t ml_visible_tokens(const ml_row *row, const ml_kv_tile *tile) {
     const uint32_t end =
         row->last_visible < tile->kv_end ? row->last_visible + 1u : tile->kv_end;
     if (end <= tile->position) return 0;

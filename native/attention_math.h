@@ -31,13 +31,14 @@ static inline uint16_t ml_bf16_from_float(float value) {
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
-/* 2^f for f in [0, 1): polynomials whose constant is 1, so that 2^0 is, fitted for the least largest
- * relative error: 2.0e-9 before rounding for degree 6, 2.9e-6 for degree 4. */
-#define ML_EXP2_D6 \
-    {0x1.c54176p-13f, 0x1.46d64cp-10f, 0x1.3d0b92p-7f, 0x1.c68912p-5f, 0x1.ebfd58p-3f, 0x1.62e42cp-1f, 1.0f}
+/* 2^f for f in [0, 1): polynomials whose constant is 1, so that 2^0 is, fitted for the least
+ * largest relative error: 2.0e-9 before rounding for degree 6, 2.9e-6 for degree 4. */
+#define ML_EXP2_D6                                                         \
+    {0x1.c54176p-13f, 0x1.46d64cp-10f, 0x1.3d0b92p-7f, 0x1.c68912p-5f,     \
+     0x1.ebfd58p-3f,  0x1.62e42cp-1f,  1.0f}
 #define ML_EXP2_D4 {0x1.b7f734p-7f, 0x1.abf868p-5f, 0x1.ee2452p-3f, 0x1.62d6c6p-1f, 1.0f}
 
-/* 2^x for finite x <= 127; below -126 the result is 2^-126, which is nothing beside the sums here. */
+/* 2^x for finite x <= 127; below -126 the result is 2^-126, nothing beside the sums here. */
 static inline float ml_exp2(float x) {
     static const float coefficients[] = ML_EXP2_D6;
     x = x < -126.0f ? -126.0f : x;

@@ -49,7 +49,7 @@ static void values_bf16(const float *restrict weight, const uint32_t *restrict v
 
 /* Turns scores into weights 2^(score - reference), raising the reference where needed; returns what
  * the row's earlier sums are to be multiplied with. */
-static float weigh(ml_row *row, const ml_tile *tile, float *restrict score) {
+static float weigh(ml_row *row, const ml_kv_tile *tile, float *restrict score) {
     const uint32_t visible = ml_visible_tokens(row, tile);
     float maximum = -INFINITY, rescale = 1.0f;
     for (uint32_t t = 0; t < visible; t++) {
@@ -73,7 +73,7 @@ static void accumulate(const ml_row *row, uint32_t head_dim, float rescale,
     for (uint32_t d = 0; d < head_dim; d++) acc[d] = acc[d] * rescale + tile_sum[d];
 }
 
-static void tile_fp32(ml_row *rows, uint32_t n_rows, const ml_tile *tile) {
+static void tile_fp32(ml_row *rows, uint32_t n_rows, const ml_kv_tile *tile) {
     const float *k = tile->kv, *v = k + tile->head_dim * TOKENS;
     for (ml_row *row = rows; row < rows + n_rows; row++) {
         float weight[TOKENS], tile_sum[ML_MAX_HEAD_DIM] = {0};
@@ -84,7 +84,7 @@ static void tile_fp32(ml_row *rows, uint32_t n_rows, const ml_tile *tile) {
     }
 }
 
-static void tile_bf16(ml_row *rows, uint32_t n_rows, const ml_tile *tile) {
+static void tile_bf16(ml_row *rows, uint32_t n_rows, const ml_kv_tile *tile) {
     const uint32_t *k = tile->kv, *v = k + tile->head_dim / 2 * TOKENS;
     for (ml_row *row = rows; row < rows + n_rows; row++) {
         float weight[TOKENS], tile_sum[ML_MAX_HEAD_DIM] = {0};
@@ -94,6 +94,9 @@ static void tile_bf16(ml_row *rows, uint32_t n_rows, const ml_tile *tile) {
         accumulate(row, tile->head_dim, rescale, tile_sum);
     }
 }
+
+#define ML_MERGE_ROW ml_scalar_merge_row
+#include "merge_row.h"
 
 const ml_kernel ml_scalar_fp32 = {tile_fp32, 8, ML_FP32};
 const ml_kernel ml_scalar_bf16 = {tile_bf16, 8, ML_FP32};

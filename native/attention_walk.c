@@ -44,8 +44,8 @@ static void start_row(pass *p, uint32_t index, uint32_t head, uint32_t row) {
     const ml_attend_task *task = p->task;
     const uint32_t ratio = heads_ratio(p->shape), head_dim = p->shape->head_dim;
     const uint32_t query = row / ratio, q_head = head * ratio + row % ratio;
-    const size_t q_head_bytes = head_dim * ml_element_bytes(p->shape->kv_dtype);
-    const char *q = (const char *)task->q + query * task->q_row_stride_bytes + q_head * q_head_bytes;
+    const char *q = (const char *)task->q + query * task->q_row_stride_bytes +
+                    q_head * ml_head_bytes(p->shape);
     ml_row *state = p->rows + index;
     state->q = prepare_query(p, index, q);
     state->acc = task->out + ((size_t)query * p->shape->n_q_heads + q_head) * head_dim;
@@ -65,13 +65,13 @@ static float finish_row(const ml_row *row, uint32_t head_dim) {
     return (row->reference + log2f(sum)) * ML_LN2;
 }
 
-static const char *block_at(const pass *p, uint32_t position) {
+static char *block_at(const pass *p, uint32_t position) {
     const int32_t number = p->task->block_table[position / ML_BLOCK_TOKENS];
-    return (const char *)p->task->arena_layer + (size_t)number * ml_kv_block_bytes(p->shape);
+    return (char *)p->task->arena_layer + (size_t)number * ml_kv_block_bytes(p->shape);
 }
 
 /* All rows of one KV head over one tile; later calls find the tile in the cache. */
-static void walk_tile(pass *p, ml_row *rows, ml_tile *tile) {
+static void walk_tile(pass *p, ml_row *rows, ml_kv_tile *tile) {
     const uint32_t n_rows = p->end_row - p->first_row, step = p->kernel->rows_per_call;
     for (uint32_t row = 0; row < n_rows; row += step) {
         const uint32_t left = n_rows - row, n = left < step ? left : step;
@@ -88,17 +88,29 @@ static uint32_t end_of_walk(const pass *p) {
     return last_visible < p->task->kv_end ? last_visible + 1u : p->task->kv_end;
 }
 
+/* Store the task's new position where it lies in this tile. Here and not beforehand, since by now
+ * the tile has been fetched, and is about to be read. */
+static void store_new(const pass *p, uint32_t position, uint32_t head, char *tile) {
+    const ml_attend_task *task = p->task;
+    const size_t offset = head * ml_head_bytes(p->shape);
+    const uint32_t token = task->kv_end - 1 - position;
+    if (task->new_k && token < ML_BLOCK_TOKENS)
+        ml_store_head(p->shape, tile, token, (const char *)task->new_k + offset,
+                      (const char *)task->new_v + offset);
+}
+
 /* All heads of the pass over one block; `next` is the block after it, NULL where unknown. */
-static void walk_block(pass *p, ml_tile *tile, const char *block, const char *next) {
+static void walk_block(pass *p, ml_kv_tile *tile, char *block, const char *next) {
     const uint32_t n_rows = p->end_row - p->first_row;
     const size_t tile_bytes = ml_tile_bytes(p->shape);
     for (uint32_t head = p->first_head; head < p->end_head; head++) {
-        const char *here = block + head * tile_bytes;
+        char *here = block + head * tile_bytes;
         tile->kv = tile->next = here;
         if (head + 1 < p->end_head)
             tile->next = here + tile_bytes;
         else if (next)
             tile->next = next + p->first_head * tile_bytes;
+        store_new(p, tile->position, head, here);
         walk_tile(p, p->rows + (head - p->first_head) * n_rows, tile);
     }
 }
@@ -106,7 +118,7 @@ static void walk_block(pass *p, ml_tile *tile, const char *block, const char *ne
 static void walk_blocks(pass *p) {
     const ml_attend_task *task = p->task;
     const uint32_t end = end_of_walk(p);
-    ml_tile tile = {.head_dim = p->shape->head_dim,
+    ml_kv_tile tile = {.head_dim = p->shape->head_dim,
                     .kv_end = task->kv_end,
                     .scale_log2 = task->scale * ML_LOG2E};
     for (tile.position = task->kv_begin; tile.position < end; tile.position += ML_BLOCK_TOKENS) {
@@ -142,6 +154,8 @@ static uint32_t rows_that_fit(const ml_attention_shape *shape, uint32_t at_most)
 void ml_attend(const ml_attention_shape *shape, const ml_attend_task *task) {
     assert(ml_shape_error(shape) == NULL);
     assert(task->kv_begin % ML_BLOCK_TOKENS == 0);
+    assert(!task->new_k || task->kv_end > task->kv_begin);
+    assert(!task->new_k || task->query_position + task->n_queries >= task->kv_end);
     pass p;
     p.shape = shape;
     p.task = task;

@@ -20,7 +20,7 @@ INLINE void fetch(const char *far, const char *near, size_t offset) {
 }
 
 /* Bytes of a tile's K, and of its V. */
-INLINE size_t half_tile(const ml_tile *tile, const int is_bf16) {
+INLINE size_t half_tile(const ml_kv_tile *tile, const int is_bf16) {
     return tile->head_dim * ML_BLOCK_TOKENS * (is_bf16 ? 2u : 4u);
 }
 
@@ -36,7 +36,7 @@ INLINE size_t half_tile(const ml_tile *tile, const int is_bf16) {
 
 /* An ml_tile_fn out of `body(rows, tile, n_rows)`; `cases` is one of the two above. */
 #define DEFINE_TILE_FUNCTION(name, body, cases)                            \
-    static void name(ml_row *rows, uint32_t n_rows, const ml_tile *tile) { \
+    static void name(ml_row *rows, uint32_t n_rows, const ml_kv_tile *tile) { \
         switch (n_rows) {                                                  \
             cases(body) default : break;                                   \
         }                                                                  \

@@ -71,7 +71,7 @@ def attention_builder(root: str = "") -> FFI:
     """Attention kernels, KV store and merge (native/attention.h)."""
     return builder(
         "_attention",
-        headers=["cpu_features.h", "attention.h"],
+        headers=["cpu_features.h", "dtype.h", "attention.h"],
         sources=["cpu_features.c", *ATTENTION_SOURCES],
         libraries=["m"],
         root=root,
@@ -92,7 +92,7 @@ def channel_builder(root: str = "") -> FFI:
     """Shared-memory segment, the device's port, the attention process's loop (native/channel.h)."""
     return builder(
         "_channel",
-        headers=["cpu_features.h", "attention.h", "abi.h", "channel.h"],
+        headers=["cpu_features.h", "dtype.h", "attention.h", "abi.h", "channel.h"],
         sources=["cpu_features.c", *ATTENTION_SOURCES, *CHANNEL_SOURCES],
         libraries=["m"],
         root=root,

@@ -39,18 +39,21 @@ static void store_bf16(char *tile, uint32_t head_dim, uint32_t token, const void
     for (uint32_t d = 0; d < head_dim; d++) v_row[2 * d] = v_source[d];
 }
 
+void ml_store_head(const ml_attention_shape *shape, char *tile, uint32_t token, const char *k,
+                   const char *v) {
+    if (token == 0) memset(tile, 0, ml_tile_bytes(shape));
+    if (shape->kv_dtype == ML_FP32)
+        store_fp32(tile, shape->head_dim, token, k, v);
+    else
+        store_bf16(tile, shape->head_dim, token, k, v);
+}
+
 static void store_token(const ml_attention_shape *shape, char *block, uint32_t token,
                         const char *k, const char *v) {
-    const size_t tile_bytes = ml_tile_bytes(shape);
-    const size_t head_bytes = shape->head_dim * ml_element_bytes(shape->kv_dtype);
-    if (token == 0) memset(block, 0, ml_kv_block_bytes(shape));
-    for (uint32_t head = 0; head < shape->n_kv_heads; head++) {
-        char *tile = block + head * tile_bytes;
-        if (shape->kv_dtype == ML_FP32)
-            store_fp32(tile, shape->head_dim, token, k + head * head_bytes, v + head * head_bytes);
-        else
-            store_bf16(tile, shape->head_dim, token, k + head * head_bytes, v + head * head_bytes);
-    }
+    const size_t tile_bytes = ml_tile_bytes(shape), head_bytes = ml_head_bytes(shape);
+    for (uint32_t head = 0; head < shape->n_kv_heads; head++)
+        ml_store_head(shape, block + head * tile_bytes, token, k + head * head_bytes,
+                      v + head * head_bytes);
 }
 
 void ml_kv_store(const ml_attention_shape *shape, void *arena_layer, const int32_t *block_table,

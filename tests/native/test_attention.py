@@ -143,6 +143,24 @@ def test_a_block_forgets_its_former_owner(each_isa: str, kv_dtype: str) -> None:
     assert relative_error(out, short.expected()[0]) < ERROR_LIMITS[kv_dtype]
 
 
+@pytest.mark.parametrize("kv_dtype", DTYPES)
+@pytest.mark.parametrize("context", [1, 16, 17, 40, 64])
+@pytest.mark.parametrize("heads", [(8, 2), (640, 2)])  # the latter walks head by head
+def test_a_token_stored_on_the_way_equals_one_stored_before(
+    each_isa: str, heads: tuple[int, int], context: int, kv_dtype: str
+) -> None:
+    case = make_case(AttentionShape(*heads, 32, kv_dtype), context, 1, 4)
+    arena = attention.new_arena(case.shape, len(case.arena), fill=0xFF)
+    attention.store(case.shape, arena, case.table, 0, case.k[:-1], case.v[:-1])
+    last = (case.k[-1:], case.v[-1:])
+    found = attention.attend(
+        case.shape, arena, case.table, case.q, context - 1, (0, context), case.scale, last
+    )
+    np.testing.assert_array_equal(arena[case.table], case.arena[case.table])
+    for one, other in zip(found, case.attend(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_storing_token_by_token_equals_storing_at_once() -> None:
     for kv_dtype in DTYPES:
         case = make_case(AttentionShape(2, 2, 48, kv_dtype), 75, 1, 8)
