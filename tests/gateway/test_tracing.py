@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
@@ -25,6 +26,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from gateway.spans import FLUSH_TIMEOUT_S, Spans, resource
+from gateway.stack_options import StackOptions
 from gateway.tracing import NoTracing, tracing
 from tests.gateway.conftest import House, MakeHouse
 from tests.gateway.fakes import FakeWorker
@@ -236,6 +238,13 @@ def test_the_last_spans_reach_the_collector(monkeypatch: pytest.MonkeyPatch) -> 
     finally:
         server.stop(0)
     assert collector.names == ["text_completion demo"]
+
+
+@pytest.mark.parametrize(
+    ("otel", "flags"), [(True, ("--otel",)), (False, ("--no-otel",)), (None, None)]
+)
+def test_up_tells_the_gateway(otel: bool | None, flags: tuple[str, ...] | None) -> None:
+    assert StackOptions(otel=otel).stack(Path("m"), None, True).options.get("gateway") == flags
 
 
 @pytest.mark.parametrize(
