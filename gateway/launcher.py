@@ -188,7 +188,10 @@ class Stack:
             delay_s = child.restart_delay_s()
             log.warning("service lost", service=child.name, reason=reason, restart_in_s=delay_s)
             await asyncio.sleep(delay_s)
-            child.start(self.config.environment, self._lifeline[0])
+            try:
+                child.start(self.config.environment, self._lifeline[0])
+            except OSError as error:  # no memory, no process ids: later perhaps
+                log.error("service cannot be started", service=child.name, error=str(error))
 
     async def _stop(self) -> None:
         try:

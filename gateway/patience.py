@@ -5,7 +5,7 @@ from dataclasses import dataclass
 # Times what is predicted, or what the longest step took: other load on the machine, a page fault.
 FACTOR = 20.0
 # What was seen long ago counts less and less.
-FADING = 0.999
+FADING = 0.99
 # The worker ends itself after so many times the bound: a false alarm costs it the weights.
 SELF_END_FACTOR = 3.0
 

@@ -63,12 +63,15 @@ async def _run(
         kv_blocks=model.kv_blocks,
     )
     service.set_model(model)
-    async with connect(config.cpu_worker, config.peer_tls) as peer, asyncio.TaskGroup() as tasks:
-        tasks.create_task(_end_when_a_step_hangs(service))
-        stub, patient = CpuWorkerStub(peer), False
-        while True:
-            await _serve_one_epoch(model, service, stub, serving, patient)
-            patient = True
+    watch = asyncio.create_task(_end_when_a_step_hangs(service))
+    try:
+        async with connect(config.cpu_worker, config.peer_tls) as peer:
+            stub, patient = CpuWorkerStub(peer), False
+            while True:
+                await _serve_one_epoch(model, service, stub, serving, patient)
+                patient = True
+    finally:
+        watch.cancel()
 
 
 async def _serve_one_epoch(
