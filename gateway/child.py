@@ -26,8 +26,8 @@ from protos.transport import channel
 POLL_PERIOD_S = 0.05
 CHECK_PERIOD_S = 0.5
 CHECKS_UNANSWERED = 2
-# Until the first answer: imports on a busy machine.
-START_BOUND_S = 120.0
+# Until the first answer: imports on a busy machine. A model that loads for longer answers meanwhile.
+START_BOUND_S = 60.0
 LOG_TAIL_LINES = 20
 # A process that served for so long has started well: its next death is the first one again.
 STEADY_S = 5.0
