@@ -26,7 +26,7 @@ from protos.transport import channel
 POLL_PERIOD_S = 0.05
 CHECK_PERIOD_S = 0.5
 CHECKS_UNANSWERED = 2
-# Until the first answer: imports on a busy machine. A model that loads for longer answers meanwhile.
+# Until the first answer: imports on a busy machine. One that loads a model answers meanwhile.
 START_BOUND_S = 60.0
 LOG_TAIL_LINES = 20
 # A process that served for so long has started well: its next death is the first one again.
