@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from own_stack import BenchFailed, Lengths, run
+from own_stack import BenchFailed, Lengths, cpu_of_children_s, run
 
 OURS = "moe-lens"
 PEERS = {  # system: environment, script, model
@@ -81,6 +81,7 @@ def run_peer(system: str, peers: Path, scripts: Path, lengths: Lengths, timeout_
     command = [str(peers / environment / "bin" / "python"), str(scripts / script)]
     command += [str(peers / model), str(lengths.requests), str(lengths.prompt)]
     command += [str(lengths.generate)]
+    before = cpu_of_children_s()
     try:
         done = subprocess.run(command, capture_output=True, timeout=timeout_s, cwd=peers)
     except subprocess.TimeoutExpired:
@@ -89,9 +90,8 @@ def run_peer(system: str, peers: Path, scripts: Path, lengths: Lengths, timeout_
     if done.returncode or not lines:
         raise BenchFailed(done.stderr.decode(errors="replace").strip()[-500:])
     found: Record = json.loads(lines[-1])
-    return {
-        name: found[name] for name in ("seconds", "generated_tokens_per_s", "total_tokens_per_s")
-    }
+    names = ("seconds", "generated_tokens_per_s", "total_tokens_per_s")
+    return {name: found[name] for name in names} | {"cpu_s": cpu_of_children_s() - before}
 
 
 def measure(options: argparse.Namespace, records: list[Record]) -> None:

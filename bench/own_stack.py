@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 MOE_LENS = Path(__file__).resolve().parent.parent / ".venv" / "bin" / "moe-lens"
-SAMPLE_PERIOD_S = 0.5
+SAMPLE_PERIOD_S = 5.0  # a sample walks the page tables of all processes
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def run(model: Path, lengths: Lengths, flags: list[str], timeout_s: float) -> di
     command = [str(MOE_LENS), "bench", f"--model={model}", "--json", "--iterations", *flags]
     command += [f"--requests={lengths.requests}", f"--prompt={lengths.prompt}"]
     command += [f"--generate={lengths.generate}"]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before_s = cpu_of_children_s()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         memory = MemoryWatch(process.pid)
         try:
@@ -60,11 +60,16 @@ def run(model: Path, lengths: Lengths, flags: list[str], timeout_s: float) -> di
     if process.returncode:
         raise BenchFailed(err.decode(errors="replace").strip()[-500:])
     found: dict[str, Any] = json.loads(out)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    found["cpu_s"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    found["cpu_s"] = cpu_of_children_s() - before_s
     found["peak_pss_bytes"] = memory.peak_bytes
     found["peak_pss_by_process_bytes"] = memory.peak_by_process
     return found
+
+
+def cpu_of_children_s() -> float:
+    """CPU seconds of all processes that were started here, or by those, and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 class MemoryWatch:
