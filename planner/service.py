@@ -40,6 +40,8 @@ Reply = TypeVar("Reply", bound=Message)
 PROGRESS_PERIOD_S = 0.1
 #: Requests of a workload.
 MAX_REQUESTS = 1_000_000
+#: Of memory: no machine has more, and what is computed from it stays in 64 bits.
+MAX_BYTES = 2**60
 
 _DETAILS = {
     messages.SIMULATION_DETAIL_SCALED: Detail.SCALED,
@@ -168,6 +170,10 @@ def _check_size(case: messages.Case) -> None:
             raise InvalidInputError(
                 f"case.{field}", f"must be at most {MAX_REQUESTS} for a service, is {count}"
             )
+    for field in ("kv_bytes", "resident_bytes"):
+        if getattr(case, field) > MAX_BYTES:
+            problem = f"must be at most {MAX_BYTES} (1 EiB), is {getattr(case, field)}"
+            raise InvalidInputError(f"case.{field}", problem)
 
 
 def _text(case: messages.Case, field: str) -> str | None:

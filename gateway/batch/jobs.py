@@ -153,8 +153,8 @@ class BatchJobs:
             raise FailedPrecondition("this server keeps no batches; start it with --batch-dir")
         job = self._new(batch_id, directory)
         arriving = directory / f"{ARRIVING}{secrets.token_hex(8)}"
-        arriving.mkdir(mode=0o700)
         try:
+            arriving.mkdir(mode=0o700)
             await self._receive(arriving / "input.jsonl", pieces)
             job.total_rows = await asyncio.to_thread(self._counted, arriving / "input.jsonl")
             if job.batch_id in self._jobs or job.directory.exists():
@@ -240,8 +240,8 @@ class BatchJobs:
         """Work on a batch when its turn comes; other failures than its own leave it unfinished."""
         async with self._turn:
             job.state = "running"
-            job.save()
             try:
+                job.save()
                 await self._answer(job)
                 job.state = "completed"
             except (OSError, OutputCorrupt, OutputInUse, ServerLost) as error:
@@ -249,6 +249,7 @@ class BatchJobs:
                 log.warning("batch failed", batch_id=job.batch_id, problem=job.problem)
             with contextlib.suppress(OSError):  # a full disk: found unfinished, and resumed
                 job.save()
+            job.changed.set()  # saved or not
         log.info("batch ended", batch_id=job.batch_id, state=job.state)
 
     async def _answer(self, job: Job) -> None:

@@ -256,6 +256,8 @@ def test_admission_takes_refuses_and_says_when_to_come_back(stub):
         ("Estimate", lambda: case(hardware_name=None), "INVALID_ARGUMENT", "case.hardware"),
         ("Estimate", lambda: case(uniform=None), "INVALID_ARGUMENT", "case.workload"),
         ("Estimate", lambda: case(kv_bytes=1000), "INVALID_ARGUMENT", "kv"),
+        ("Estimate", lambda: case(kv_bytes=2**63), "INVALID_ARGUMENT", "case.kv_bytes"),
+        ("Estimate", lambda: case(requests=2**31), "INVALID_ARGUMENT", "case.requests"),
         ("Estimate", lambda: case(kv_format="bf17"), "INVALID_ARGUMENT", "kv_format"),
         (
             "Estimate",

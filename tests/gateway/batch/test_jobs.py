@@ -7,7 +7,7 @@ import pytest
 from moelens.v1 import gateway_pb2 as messages
 
 from gateway.batch.calls import BatchCalls
-from gateway.batch.jobs import BatchJobs, BatchLimits
+from gateway.batch.jobs import BatchJobs, BatchLimits, Job
 from gateway.batch.runner import RunnerConfig
 from protos.errors import (
     AlreadyExists,
@@ -157,5 +157,24 @@ def test_unknown_batches_and_servers_without_batches_say_so() -> None:
             jobs.get("x")
         with pytest.raises(FailedPrecondition):
             await jobs.submit("x", pieces(rows(1)))
+
+    asyncio.run(run())
+
+
+def test_batch_whose_beginning_cannot_be_saved_fails_instead_of_waiting_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Job, directory: Path | None = None) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def run() -> None:
+        jobs = BatchJobs(tmp_path, Slow())
+        job = await jobs.submit("mine", pieces(rows(4)))
+        monkeypatch.setattr(Job, "save", full)
+        assert job.task is not None
+        await asyncio.wait_for(job.task, 10)
+        assert job.state == "failed"
+        assert "No space left" in job.problem
+        await jobs.close()
 
     asyncio.run(run())
