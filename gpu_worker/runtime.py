@@ -38,7 +38,9 @@ from native.segment import SLOTS, ChannelGeometry
 from native.threads import ThreadPool
 from planner.hardware import HardwareSpec
 
+# Device without a link: the fewest tokens of a full step, and the time that one may take.
 LEAST_STEP_TOKENS = 512
+FULL_STEP_S = 2.5
 
 
 @dataclass(frozen=True)
@@ -82,14 +84,21 @@ class LoadedModel:
     def preferred_step_tokens(self) -> int:
         """n_real where it was measured, else the largest step.
 
-        With nothing to stream a larger step is never slower, so that a short, disturbed
-        measurement must not make it tiny.
+        With nothing to stream a larger step is never slower: the experts' products gain from more
+        rows long after the weights are read in no time. It then has as many tokens as it computes
+        in FULL_STEP_S, so that others wait no longer for a turn, and not less than n_real or what a
+        short, disturbed measurement must not make smaller.
         """
         n_real = self.hardware.value("n_real_tokens")
+        per_token_s = self.hardware.value("device_time_per_token_s")  # of one layer
         limit = self.worker.max_step_tokens
         if n_real is None:
             return limit
-        least = BLOCK_TOKENS if self.device.link is not None else LEAST_STEP_TOKENS
+        least = BLOCK_TOKENS
+        if self.device.link is None:
+            least = LEAST_STEP_TOKENS
+            if per_token_s:
+                least = max(least, int(FULL_STEP_S / (per_token_s * self.config.n_layers)))
         return min(limit, max(least, round(n_real)))
 
     @property
