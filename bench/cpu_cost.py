@@ -49,7 +49,8 @@ def cpu_s(pids: list[int]) -> float:
 
 async def ours_s(model: Path, setting: Setting) -> float:
     """Services and client."""
-    config = StackConfig(model=model, options={"gateway": ("--max-waiting-requests=1024",)})
+    flags = ("--max-waiting-requests=1024",)
+    config = StackConfig(model=model, options={"gateway": flags}, show_logs=False)
     async with Stack(config) as stack:
         await send_all(stack.address, [Lengths(16, 4)] * 8)  # warm-up
         before_s = cpu_s(family(os.getpid()))
