@@ -55,6 +55,7 @@ def check(model: Path, setting: Setting, vocabulary: int) -> None:
     assert [len(output) for output in outputs] == [generated] * PROMPTS
     verdict = judge(model, setting.dtype, prompts, outputs)
     assert not verdict.wrong, verdict.wrong[:5]
+    assert verdict.rerouted <= 0.005 * verdict.decided
     assert verdict.decided > 0.2 * PROMPTS * generated, "the reference hardly decides anything"
     if setting.chunk_tokens is not None:
         assert preemptions >= 20
