@@ -290,7 +290,7 @@ typedef struct {
     uint32_t tile;
     uint32_t first_split;
     uint32_t end_split;
-    uint32_t store_first; /* 1: its item is one token, which this task stores before it attends */
+    uint32_t store_first; /* 1: its item is one token, which this task stores as it attends */
 } ml_task;
 _Static_assert(sizeof(ml_task) == 16, "task layout");
 

@@ -144,7 +144,7 @@ static void find_parts(const ml_worker *worker, const ml_unit *unit, const tile_
 }
 
 static void attend_split(ml_worker *worker, ml_unit *unit, const tile_words *tile, uint32_t split,
-                         uint32_t end_split) {
+                         const ml_task *task) {
     const ml_segment *segment = worker->segment;
     const ml_geometry *g = &segment->geometry;
     size_t q_stride = row_bytes(worker, g->n_q_heads);
@@ -167,7 +167,12 @@ static void attend_split(ml_worker *worker, ml_unit *unit, const tile_words *til
         .query_position = unit->item.start_position + tile->first_token,
         .scale = g->scale,
     };
-    if (split + 1 < end_split)
+    if (task->store_first && split + 1 == tile->n_splits) {
+        size_t kv_stride = row_bytes(worker, g->n_kv_heads);
+        attend.new_k = activation(worker, unit, segment->layout.k, kv_stride, 0);
+        attend.new_v = activation(worker, unit, segment->layout.v, kv_stride, 0);
+    }
+    if (split + 1 < task->end_split)
         attend.next_block = arena_layer(worker, unit) +
                             (uint64_t)worker->blocks[(split + 1) * SPLIT_BLOCKS] * block_bytes;
     ml_attend(&segment->shape, &attend);
@@ -211,7 +216,8 @@ static int check_task(const ml_unit *unit, const tile_words *tile, const ml_task
     if (task->first_split > task->end_split || task->end_split > tile->n_splits) return ML_BAD_TASK;
     if (tile->n_tasks == 1 && (task->first_split != 0 || task->end_split != tile->n_splits))
         return ML_BAD_TASK;
-    if (task->store_first && (unit->item.n_tokens != 1 || unit->item.flags != 0))
+    if (task->store_first && (unit->item.n_tokens != 1 || unit->item.flags != 0 ||
+                              task->end_split != tile->n_splits))
         return ML_BAD_TASK;
     return ML_OK;
 }
@@ -227,7 +233,6 @@ int ml_run_task(ml_worker *worker, ml_unit *unit, uint32_t index) {
     tile_words tile;
     int status = copy_tile(worker, unit, task.tile, &tile);
     if (status == ML_OK) status = check_task(unit, &tile, &task);
-    if (status == ML_OK && task.store_first) status = store_tokens(worker, unit, 0, 1);
     uint32_t begin = task.first_split * ML_SPLIT_TOKENS;
     if (status == ML_OK && task.first_split < task.end_split) {
         uint64_t end = ml_min((uint64_t)task.end_split * ML_SPLIT_TOKENS, tile.kv_end);
@@ -237,7 +242,7 @@ int ml_run_task(ml_worker *worker, ml_unit *unit, uint32_t index) {
     for (uint32_t split = task.first_split; split < task.end_split; split++) {
         /* A task may take seconds on a slow instruction set; a split does not. */
         ml_worker_beat(worker, ml_now_ns());
-        attend_split(worker, unit, &tile, split, task.end_split);
+        attend_split(worker, unit, &tile, split, &task);
     }
     if (tile.n_tasks > 1) {
         /* acq_rel: the last to count sees the parts of all others. */
