@@ -306,6 +306,7 @@ class Engine:
                 self._metrics.finished(generation, outcome.value, now)
                 generation.finish(outcome)
         self._metrics.step_done(step, result.times, wall_s, self.scheduler)
+        log.debug("step", step_id=step.step_id, tokens=step.token_count, wall_s=wall_s)
         if self.observe is not None:
             plan_s = self._plan_s.pop(step.step_id, 0.0)
             self.observe(StepOutcome(step, result.times, wall_s, plan_s, time.monotonic() - now))

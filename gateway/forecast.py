@@ -51,6 +51,8 @@ async def ask(
         weight_format=info.dtype,
         kv_format=info.dtype,
     )
+    if info.streams_weights:
+        case.resident_bytes = int(info.resident_share * stored.streamed_bytes_per_pass)
     request = messages.EstimateRequest(case=case, simulation=messages.SIMULATION_DETAIL_SCALED)
     try:
         answer = await planner.Estimate(request, timeout=ESTIMATE_TIMEOUT_S)

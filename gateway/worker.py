@@ -59,6 +59,11 @@ class WorkerInfo:
         )
 
     @property
+    def streams_weights(self) -> bool:
+        """Whether there is a link at all; without one the device computes where weights lie."""
+        return self.device == "cuda" or self.resident_share < 1
+
+    @property
     def kv_capacity_tokens(self) -> int:
         """Tokens whose keys and values fit."""
         return self.kv_blocks * self.block_tokens

@@ -17,7 +17,7 @@ from planner.spec import ModelSpec
 from protos.transport import channel
 
 
-def info(model: Path) -> WorkerInfo:
+def info(model: Path, resident_share: float = 0.0) -> WorkerInfo:
     return WorkerInfo.from_message(
         GetInfoResponse(
             model_config_json=(model / "config.json").read_text(),
@@ -26,6 +26,8 @@ def info(model: Path) -> WorkerInfo:
             max_context_tokens=2048,
             block_tokens=16,
             kv_blocks=4096,
+            device="cuda",
+            resident_share=resident_share,
             hardware_spec_json=json.dumps(hardware("a40-xeon8380").to_json()),
         )
     )
@@ -43,12 +45,16 @@ def test_real_planner_predicts_for_the_worker(tmp_path: Path, demo_model: Path) 
             stub = PlannerStub(peer)
             short = await ask(stub, info(demo_model), spec, Workload(64, 64, 200))
             long = await ask(stub, info(demo_model), spec, Workload(64, 512, 200))
+            resident = await ask(stub, info(demo_model, 0.9), spec, Workload(64, 64, 200))
         await server.stop(0)
         assert short is not None
+        assert resident is not None
         assert long is not None
         assert short.tokens_per_s is not None
         assert long.tokens_per_s is not None
         assert short.tokens_per_s > long.tokens_per_s > 0
+        assert resident.tokens_per_s is not None
+        assert resident.tokens_per_s > short.tokens_per_s  # less to stream
         assert short.generated_tokens_per_s == short.tokens_per_s / 2
         assert short.limit
 

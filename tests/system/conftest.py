@@ -131,6 +131,12 @@ async def leave_early(client: AsyncClient, prompt: list[int], after_tokens: int)
                 return
 
 
+@pytest.fixture(autouse=True)
+def no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers start without measuring the machine: nobody here looks at predictions."""
+    monkeypatch.setenv("MOE_LENS_MEASURE", "false")
+
+
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
     """(name, dtype) → checkpoint."""

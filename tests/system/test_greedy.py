@@ -14,10 +14,9 @@ TIGHT = {"kv_blocks": 26, "chunk_tokens": 16, "step_tokens": 96}
 
 DEMO = [
     Setting("bf16", processes=1, isa="scalar"),
-    Setting("bf16", processes=2, isa="avx2"),
+    Setting("bf16", processes=2, isa="avx2", **TIGHT),
     Setting("bf16", processes=3, isa="avx512"),
     Setting("bf16", processes=2, isa="avx512_bf16"),
-    Setting("bf16", processes=2, **TIGHT),
     Setting("fp32", processes=1, isa="avx512"),
     Setting("fp32", processes=3, **TIGHT),
 ]
@@ -89,17 +88,17 @@ def test_text_equals_what_transformers_generates(demo_model: Path) -> None:
 
     from tests.system.models import reference
 
-    prompts = ["First Citizen:\n", "To be, or not to be,", "ROMEO:\nBut soft"]
+    prompts = ["First Citizen:\n", "ROMEO:\nBut soft"]
     tokenizer = AutoTokenizer.from_pretrained(demo_model)
     model = reference(demo_model, "fp32")
 
     async def main() -> list[str]:
         async with running(demo_model, Setting("fp32")) as (_, client):
-            answers = [client.generate(p, max_tokens=40, temperature=0.0) for p in prompts]
+            answers = [client.generate(p, max_tokens=24, temperature=0.0) for p in prompts]
             return [completions[0].text for completions in await asyncio.gather(*answers)]
 
     for prompt, text in zip(prompts, asyncio.run(main()), strict=True):
         inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-        output = model.generate(**inputs, max_new_tokens=40, do_sample=False)[0]
+        output = model.generate(**inputs, max_new_tokens=24, do_sample=False)[0]
         new = output[inputs["input_ids"].shape[1] :]
         assert text == tokenizer.decode(new, skip_special_tokens=True)
