@@ -155,6 +155,7 @@ class Engine:
         """Stop working on it and free its KV; nothing happens when it has ended."""
         if self._forget(generation.sequence_id) is not None:
             self.scheduler.cancel(generation.sequence_id)
+            self._judge()  # it may have been the last on trial: nobody else would be let in again
             self._changed.set()
 
     def fail_all(self, error: ServiceError) -> None:
