@@ -10,11 +10,11 @@
  *   head:        K tile | V tile
  *
  *   kv_dtype   K tile                              V tile
- *   ML_FP32    [head_dim][16 tokens]               [16 tokens][head_dim]
- *   ML_BF16    [head_dim / 2][16 tokens][2 dims]   [8 token pairs][head_dim][2 tokens]
+ *   ML_FP32    [head_dim][16 tokens]               [head_dim / 16][16 tokens][16 dims]
+ *   ML_BF16    [head_dim / 2][16 tokens][2 dims]   [head_dim / 16][8 pairs][16 dims][2 tokens]
  *
- * so that one vector register holds 16 tokens of K, or 16 dimensions of V, in the pairs that a
- * BF16 dot-product instruction takes. Queries, keys and values are FP32 with an FP32 cache, BF16
+ * so that one cache line holds 16 tokens of K, or 16 dimensions of V, in the pairs that a BF16
+ * dot-product instruction takes, and lines are used in the order in which they lie. Queries, keys and values are FP32 with an FP32 cache, BF16
  * with any other; outputs and log-sum-exp are FP32.
  */
 #ifndef ML_ATTENTION_H

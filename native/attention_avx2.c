@@ -6,7 +6,7 @@
 #include "attention_math.h"
 #include "attention_x86.h"
 
-enum { ROWS = 4, HALF = 32 /* bytes */ };
+enum { ROWS = 4, PAIRS = ML_BLOCK_TOKENS / 2, HALF = 32 /* bytes */ };
 
 INLINE __m256 low_halves(__m256i pairs) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
@@ -126,17 +126,15 @@ INLINE void weigh(ml_row *row, const ml_kv_tile *tile, __m256 *score, float *wei
     }
 }
 
-/* 8 dimensions of tokens 2 i and 2 i + 1; v is [8][head_dim][2] or [16][head_dim]. */
-INLINE void load_v(const char *v, uint32_t head_dim, int i, const int is_bf16, __m256 *first,
-                   __m256 *second) {
+/* 8 dimensions, in `half` of 16, of two tokens: [16][2] or [2][16]. */
+INLINE void load_v(const char *v, int half, const int is_bf16, __m256 *first, __m256 *second) {
     if (is_bf16) {
-        const __m256i pairs = load_pairs(v + (size_t)i * head_dim * 4u);
+        const __m256i pairs = load_pairs(v + half * HALF);
         *first = low_halves(pairs);
         *second = high_halves(pairs);
     } else {
-        const char *line = v + (size_t)i * head_dim * 8u;
-        *first = load_floats(line);
-        *second = load_floats(line + head_dim * 4u);
+        *first = load_floats(v + half * HALF);
+        *second = load_floats(v + LINE + half * HALF);
     }
 }
 
@@ -144,21 +142,21 @@ INLINE void load_v(const char *v, uint32_t head_dim, int i, const int is_bf16, _
  * roundings against the large sum of a long context. */
 INLINE void values(ml_row *rows, const ml_kv_tile *tile, const int n_rows, const int is_bf16,
                    uint32_t dim, float (*weights)[ML_BLOCK_TOKENS]) {
-    const char *v = (const char *)tile->kv + half_tile(tile, is_bf16) + dim * 4u;
     const char *near = tile->next, *far = near + half_tile(tile, is_bf16);
-    size_t offset = dim * ML_BLOCK_TOKENS * (is_bf16 ? 2u : 4u);
+    const char *v = (const char *)tile->kv + half_tile(tile, is_bf16);
+    const size_t pair_bytes = is_bf16 ? LINE : 2 * LINE;
+    size_t line = dim / 16 * PAIRS * pair_bytes;
     __m256 sum[2 * ROWS];
     UNROLL for (int i = 0; i < 2 * n_rows; i++) sum[i] = _mm256_setzero_ps();
-    for (int i = 0; i < ML_BLOCK_TOKENS / 2; i++) {
-        fetch(far, near, offset);
-        if (!is_bf16) fetch(far, near, offset + LINE);
-        offset += is_bf16 ? LINE : 2 * LINE;
+    for (int pair = 0; pair < PAIRS; pair++, line += pair_bytes) {
         __m256 first[2], second[2];
-        load_v(v, tile->head_dim, i, is_bf16, &first[0], &second[0]);
-        load_v(v + HALF, tile->head_dim, i, is_bf16, &first[1], &second[1]);
+        fetch(far, near, line);
+        if (!is_bf16) fetch(far, near, line + LINE);
+        load_v(v + line, 0, is_bf16, &first[0], &second[0]);
+        load_v(v + line, 1, is_bf16, &first[1], &second[1]);
         UNROLL for (int r = 0; r < n_rows; r++) {
-            const __m256 w0 = _mm256_broadcast_ss(&weights[r][2 * i]);
-            const __m256 w1 = _mm256_broadcast_ss(&weights[r][2 * i + 1]);
+            const __m256 w0 = _mm256_broadcast_ss(&weights[r][2 * pair]);
+            const __m256 w1 = _mm256_broadcast_ss(&weights[r][2 * pair + 1]);
             sum[2 * r] = _mm256_fmadd_ps(first[0], w0, sum[2 * r]);
             sum[2 * r + 1] = _mm256_fmadd_ps(first[1], w0, sum[2 * r + 1]);
             sum[2 * r] = _mm256_fmadd_ps(second[0], w1, sum[2 * r]);

@@ -4,7 +4,7 @@
 #include "attention_kernels.h"
 #include "attention_avx512.h"
 
-enum { ROWS = 8 };
+enum { ROWS = 8, PAIRS = ML_BLOCK_TOKENS / 2 };
 
 /* The two BF16 of each dword as FP32. */
 INLINE __m512 low_halves(__m512i pairs) {
@@ -50,17 +50,15 @@ INLINE void scores(const ml_row *rows, const ml_kv_tile *tile, const int n_rows,
     UNROLL for (int r = 0; r < n_rows; r++) score[r] = _mm512_add_ps(score[r], odd_sum[r]);
 }
 
-/* 16 dimensions of tokens 2 i and 2 i + 1; v is [8][head_dim][2] or [16][head_dim]. */
-INLINE void load_v(const char *v, uint32_t head_dim, int i, const int is_bf16, __m512 *first,
-                   __m512 *second) {
+/* 16 dimensions of two tokens, [16][2] or [2][16]. */
+INLINE void load_v(const char *v, const int is_bf16, __m512 *first, __m512 *second) {
     if (is_bf16) {
-        const __m512i pairs = _mm512_load_si512(v + (size_t)i * head_dim * 4u);
+        const __m512i pairs = _mm512_load_si512(v);
         *first = low_halves(pairs);
         *second = high_halves(pairs);
     } else {
-        const char *line = v + (size_t)i * head_dim * 8u;
-        *first = _mm512_load_ps(line);
-        *second = _mm512_load_ps(line + head_dim * 4u);
+        *first = _mm512_load_ps(v);
+        *second = _mm512_load_ps(v + LINE);
     }
 }
 
@@ -68,22 +66,23 @@ INLINE void load_v(const char *v, uint32_t head_dim, int i, const int is_bf16, _
  * own first: fewer roundings against the large sum of a long context. */
 INLINE void values(ml_row *rows, const ml_kv_tile *tile, const int n_rows, const int columns,
                    const int is_bf16, uint32_t dim, float (*weights)[ML_BLOCK_TOKENS]) {
-    const char *v = (const char *)tile->kv + half_tile(tile, is_bf16) + dim * 4u;
     const char *near = tile->next, *far = near + half_tile(tile, is_bf16);
-    size_t offset = dim * ML_BLOCK_TOKENS * (is_bf16 ? 2u : 4u);
+    const char *v = (const char *)tile->kv + half_tile(tile, is_bf16);
+    const size_t pair_bytes = is_bf16 ? LINE : 2 * LINE, column_bytes = PAIRS * pair_bytes;
+    size_t offset = dim / 16 * column_bytes;
     __m512 sum[16];
     UNROLL for (int i = 0; i < n_rows * columns; i++) sum[i] = _mm512_setzero_ps();
-    for (int i = 0; i < ML_BLOCK_TOKENS / 2; i++) {
+    for (int pair = 0; pair < PAIRS; pair++, offset += pair_bytes) {
         UNROLL for (int c = 0; c < columns; c++) {
+            const size_t line = offset + c * column_bytes;
             __m512 first, second;
-            load_v(v + c * LINE, tile->head_dim, i, is_bf16, &first, &second);
-            fetch(far, near, offset);
-            if (!is_bf16) fetch(far, near, offset + LINE);
-            offset += is_bf16 ? LINE : 2 * LINE;
+            load_v(v + line, is_bf16, &first, &second);
+            fetch(far, near, line);
+            if (!is_bf16) fetch(far, near, line + LINE);
             UNROLL for (int r = 0; r < n_rows; r++) {
                 __m512 *s = sum + r * columns + c;
-                *s = _mm512_fmadd_ps(first, _mm512_set1_ps(weights[r][2 * i]), *s);
-                *s = _mm512_fmadd_ps(second, _mm512_set1_ps(weights[r][2 * i + 1]), *s);
+                *s = _mm512_fmadd_ps(first, _mm512_set1_ps(weights[r][2 * pair]), *s);
+                *s = _mm512_fmadd_ps(second, _mm512_set1_ps(weights[r][2 * pair + 1]), *s);
             }
         }
     }

@@ -47,23 +47,22 @@ INLINE void round_weights(ml_row *row, __m512 weight, void *rounded) {
 /* acc += weights v for `columns` vectors of 16 dimensions from `dim` on. */
 INLINE void values(ml_row *rows, const ml_kv_tile *tile, const int n_rows, const int columns,
                    uint32_t dim, uint32_t (*weights)[PAIRS]) {
-    const char *v = (const char *)tile->kv + half_tile(tile, 1) + dim * 4u;
     const char *near = tile->next, *far = near + half_tile(tile, 1);
-    size_t offset = dim * ML_BLOCK_TOKENS * 2u;
+    const char *v = (const char *)tile->kv + half_tile(tile, 1);
+    size_t offset = dim / 16 * PAIRS * LINE;
     __m512 sum[16];
     UNROLL for (int i = 0; i < n_rows * columns; i++)
         sum[i] = _mm512_loadu_ps(rows[i / columns].acc + dim + 16 * (i % columns));
-    for (int pair = 0; pair < PAIRS; pair++) {
+    for (int pair = 0; pair < PAIRS; pair++, offset += LINE) {
         UNROLL for (int c = 0; c < columns; c++) {
-            const __m512bh pairs = load_pairs(v + c * LINE);
-            fetch(far, near, offset + c * LINE);
+            const size_t line = offset + (size_t)c * PAIRS * LINE;
+            const __m512bh pairs = load_pairs(v + line);
+            fetch(far, near, line);
             UNROLL for (int r = 0; r < n_rows; r++) {
                 __m512 *s = sum + r * columns + c;
                 *s = _mm512_dpbf16_ps(*s, pairs, broadcast_pair(&weights[r][pair]));
             }
         }
-        v += tile->head_dim * 4u;
-        offset += columns * LINE;
     }
     UNROLL for (int i = 0; i < n_rows * columns; i++)
         _mm512_storeu_ps(rows[i / columns].acc + dim + 16 * (i % columns), sum[i]);

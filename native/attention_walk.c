@@ -14,7 +14,8 @@
 enum {
     MAX_ROWS = 256,      /* of one pass */
     QUERY_FLOATS = 8192, /* converted queries of one pass: 32 KB */
-    GROUP_ROWS = 32      /* rows of one KV head in a prefill pass */
+    GROUP_ROWS = 32,     /* rows of one KV head in a prefill pass */
+    PAGE_BYTES = 4096
 };
 
 typedef struct {
@@ -99,8 +100,15 @@ static void store_new(const pass *p, uint32_t position, uint32_t head, char *til
                       (const char *)task->new_v + offset);
 }
 
-/* All heads of the pass over one block; `next` is the block after it, NULL where unknown. */
-static void walk_block(pass *p, ml_kv_tile *tile, char *block, const char *next) {
+/* Address translations take long as well: ask for those of a tile, one a page. */
+static void touch(const char *tile, size_t tile_bytes) {
+    for (size_t offset = 0; offset < tile_bytes; offset += PAGE_BYTES)
+        __builtin_prefetch(tile + offset, 0, 2);
+}
+
+/* All heads of the pass over one block; `next` and `far` are the two blocks after it, NULL where
+ * unknown. */
+static void walk_block(pass *p, ml_kv_tile *tile, char *block, const char *next, const char *far) {
     const uint32_t n_rows = p->end_row - p->first_row;
     const size_t tile_bytes = ml_tile_bytes(p->shape);
     for (uint32_t head = p->first_head; head < p->end_head; head++) {
@@ -110,6 +118,7 @@ static void walk_block(pass *p, ml_kv_tile *tile, char *block, const char *next)
             tile->next = here + tile_bytes;
         else if (next)
             tile->next = next + p->first_head * tile_bytes;
+        if (far) touch(far + head * tile_bytes, tile_bytes);
         store_new(p, tile->position, head, here);
         walk_tile(p, p->rows + (head - p->first_head) * n_rows, tile);
     }
@@ -119,12 +128,13 @@ static void walk_blocks(pass *p) {
     const ml_attend_task *task = p->task;
     const uint32_t end = end_of_walk(p);
     ml_kv_tile tile = {.head_dim = p->shape->head_dim,
-                    .kv_end = task->kv_end,
-                    .scale_log2 = task->scale * ML_LOG2E};
+                       .kv_end = task->kv_end,
+                       .scale_log2 = task->scale * ML_LOG2E};
     for (tile.position = task->kv_begin; tile.position < end; tile.position += ML_BLOCK_TOKENS) {
-        const uint32_t following = tile.position + ML_BLOCK_TOKENS;
+        const uint32_t second = tile.position + ML_BLOCK_TOKENS, third = second + ML_BLOCK_TOKENS;
         walk_block(p, &tile, block_at(p, tile.position),
-                   following < end ? block_at(p, following) : task->next_block);
+                   second < end ? block_at(p, second) : task->next_block,
+                   third < end ? block_at(p, third) : task->next_block);
     }
 }
 

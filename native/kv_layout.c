@@ -18,25 +18,26 @@ size_t ml_kv_block_bytes(const ml_attention_shape *shape) {
     return shape->n_kv_heads * ml_tile_bytes(shape);
 }
 
-/* One token of one head into its tile; FP32: K [head_dim][16], V [16][head_dim]. */
+/* One token of one head into its tile. */
 static void store_fp32(char *tile, uint32_t head_dim, uint32_t token, const void *k,
                        const void *v) {
-    const uint32_t *source = k;
-    uint32_t *k_tile = (uint32_t *)(void *)tile;
-    for (uint32_t d = 0; d < head_dim; d++) k_tile[d * ML_BLOCK_TOKENS + token] = source[d];
-    memcpy(k_tile + head_dim * (ML_BLOCK_TOKENS + token), v, head_dim * sizeof(float));
+    const uint32_t *k_source = k, *v_source = v;
+    uint32_t *k_tile = (uint32_t *)(void *)tile, *v_tile = k_tile + head_dim * ML_BLOCK_TOKENS;
+    for (uint32_t d = 0; d < head_dim; d++) k_tile[d * ML_BLOCK_TOKENS + token] = k_source[d];
+    for (uint32_t d = 0; d < head_dim; d += 16)
+        memcpy(v_tile + d * ML_BLOCK_TOKENS + token * 16, v_source + d, 16 * sizeof *v_source);
 }
 
-/* BF16: K [head_dim / 2][16][2], V [8][head_dim][2]. */
 static void store_bf16(char *tile, uint32_t head_dim, uint32_t token, const void *k,
                        const void *v) {
     const char *k_pairs = k;
     const uint16_t *v_source = v;
-    char *v_tile = tile + head_dim * ML_BLOCK_TOKENS * sizeof(uint16_t);
-    uint16_t *v_row = (uint16_t *)(void *)v_tile + token / 2 * head_dim * 2 + token % 2;
+    uint16_t *v_tile = (uint16_t *)(void *)tile + head_dim * ML_BLOCK_TOKENS;
+    v_tile += token / 2 * 32 + token % 2;
     for (uint32_t i = 0; i < head_dim / 2; i++)
         memcpy(tile + (i * ML_BLOCK_TOKENS + token) * 4u, k_pairs + i * 4u, 4);
-    for (uint32_t d = 0; d < head_dim; d++) v_row[2 * d] = v_source[d];
+    for (uint32_t d = 0; d < head_dim; d += 16)
+        for (uint32_t j = 0; j < 16; j++) v_tile[d * ML_BLOCK_TOKENS + 2 * j] = v_source[d + j];
 }
 
 void ml_store_head(const ml_attention_shape *shape, char *tile, uint32_t token, const char *k,
