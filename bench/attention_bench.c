@@ -23,7 +23,7 @@ typedef struct {
     const int32_t *block_tables; /* (n_sequences, context blocks) */
     const void *q;               /* (n_sequences, n_queries, n_q_heads, head_dim) */
     const void *new_kv;          /* (2, n_kv_heads, head_dim), the same for all sequences */
-    float *out;                  /* likewise */
+    void *out;                   /* likewise */
     float *lse;                  /* (n_sequences, n_queries, n_q_heads) */
     uint32_t n_sequences;
     uint32_t context;
@@ -50,6 +50,7 @@ typedef struct {
     pthread_barrier_t *start;
     _Atomic uint32_t *cursor;
     uint32_t thread, n_threads;
+    float *scratch; /* of one sequence: outputs, then log-sum-exp */
     double begin_s, end_s, cpu_s;
 } worker;
 
@@ -86,15 +87,20 @@ static const void *first_block(const bench_job *job, uint32_t sequence) {
     return (const char *)job->arena_layer + number * ml_kv_block_bytes(&job->shape);
 }
 
-static void attend_sequence(const bench_job *job, uint32_t sequence, uint32_t following) {
-    const size_t row = (size_t)job->n_queries * job->shape.n_q_heads * job->shape.head_dim;
+/* As an attention process does it: into its own scratch, and from there, merged (one range) and
+ * rounded, into the job's output. */
+static void attend_sequence(const worker *w, uint32_t sequence, uint32_t following) {
+    const bench_job *job = w->job;
+    const uint32_t n_rows = job->n_queries * job->shape.n_q_heads;
+    const size_t row = (size_t)job->shape.n_q_heads * job->shape.head_dim;
+    const size_t at = sequence * job->n_queries * row * element_bytes(job);
     ml_attend_task task = {
         .arena_layer = job->arena_layer,
         .block_table = table_of(job, sequence),
-        .q = (const char *)job->q + sequence * row * element_bytes(job),
-        .q_row_stride_bytes = row / job->n_queries * element_bytes(job),
-        .out = job->out + sequence * row,
-        .lse = job->lse + (size_t)sequence * job->n_queries * job->shape.n_q_heads,
+        .q = (const char *)job->q + at,
+        .q_row_stride_bytes = row * element_bytes(job),
+        .out = w->scratch,
+        .lse = w->scratch + job->n_queries * row,
         .next_block = first_block(job, following),
         .kv_end = job->context,
         .n_queries = job->n_queries,
@@ -110,10 +116,20 @@ static void attend_sequence(const bench_job *job, uint32_t sequence, uint32_t fo
         task.new_k = k;
         task.new_v = v;
     }
-    if (job->what == BENCH_BASELINE)
+    if (job->what == BENCH_BASELINE) {
         baseline_attend(&job->shape, &task);
-    else
-        ml_attend(&job->shape, &task);
+        return;
+    }
+    ml_attend(&job->shape, &task);
+    const ml_merge_task merge = {.out_parts = task.out,
+                                 .lse_parts = task.lse,
+                                 .out = (char *)job->out + at,
+                                 .lse = job->lse + (size_t)sequence * n_rows,
+                                 .n_splits = 1,
+                                 .n_rows = n_rows,
+                                 .head_dim = job->shape.head_dim,
+                                 .out_dtype = job->shape.kv_dtype == ML_FP32 ? ML_FP32 : ML_BF16};
+    ml_merge(&merge);
 }
 
 /* A slice of the arena for each thread, in order. */
@@ -131,6 +147,8 @@ static void *run_worker(void *argument) {
     for (int cpu = 0, seen = 0; cpu < CPU_SETSIZE; cpu++)
         if (CPU_ISSET(cpu, &allowed) && seen++ == (int)w->thread) CPU_SET(cpu, &one);
     if (CPU_COUNT(&one)) pthread_setaffinity_np(pthread_self(), sizeof one, &one);
+    const size_t n_rows = (size_t)w->job->n_queries * w->job->shape.n_q_heads;
+    w->scratch = aligned_alloc(64, n_rows * (w->job->shape.head_dim + 16) * sizeof(float));
     pthread_barrier_wait(w->start);
     w->begin_s = now_s(CLOCK_MONOTONIC);
     w->cpu_s = -now_s(CLOCK_THREAD_CPUTIME_ID);
@@ -140,12 +158,13 @@ static void *run_worker(void *argument) {
         uint32_t mine = atomic_fetch_add(w->cursor, 1);
         while (mine < w->job->n_sequences) {
             const uint32_t following = atomic_fetch_add(w->cursor, 1);
-            attend_sequence(w->job, mine, following);
+            attend_sequence(w, mine, following);
             mine = following;
         }
     }
     w->cpu_s += now_s(CLOCK_THREAD_CPUTIME_ID);
     w->end_s = now_s(CLOCK_MONOTONIC);
+    free(w->scratch);
     return NULL;
 }
 
@@ -157,7 +176,7 @@ double bench_run(const bench_job *job, uint32_t n_threads, int cpu_time) {
     if (n_threads > MAX_THREADS) n_threads = MAX_THREADS;
     pthread_barrier_init(&start, NULL, n_threads);
     for (uint32_t i = 0; i < n_threads; i++) {
-        workers[i] = (worker){job, &start, &cursor, i, n_threads, 0, 0, 0};
+        workers[i] = (worker){job, &start, &cursor, i, n_threads, NULL, 0, 0, 0};
         pthread_create(&threads[i], NULL, run_worker, &workers[i]);
     }
     double begin_s = 0, end_s = 0, cpu_s = 0;

@@ -25,7 +25,14 @@ from planner.blocks import BlockPool
 BENCH = Path(__file__).parent
 # ‖out − ref‖ / ‖ref‖ against float64, beyond which nothing is timed.
 ERROR_LIMITS = {"fp32": 2e-6, "bf16": 4e-3}
+POISON = {"f": np.nan, "u": 0x7FC0}  # NaN as float32 and as BF16
 VALUES = 1 << 22  # random numbers that all of K and V are cut from
+
+
+def widen(values: NDArray[Any]) -> NDArray[np.float64]:
+    """float32 or BF16 as float64."""
+    exact = values if values.dtype == np.float32 else from_bf16(values)
+    return exact.astype(np.float64)
 
 
 def load_library() -> tuple[FFI, Any]:
@@ -121,7 +128,7 @@ class Job:
         self.values = self._cast(rng.standard_normal(VALUES, dtype=np.float32))
         queries = (work.n_sequences, work.n_queries, shape.n_q_heads, shape.head_dim)
         self.q = self._cast(rng.standard_normal(queries, dtype=np.float32))
-        self.out = np.full(queries, np.nan, np.float32)
+        self.out = np.full_like(self.q, POISON[self.q.dtype.kind])
         self.lse = np.full(queries[:3], np.nan, np.float32)
         self.c = ffi.new("bench_job *")
         self._fill()
@@ -139,7 +146,7 @@ class Job:
             raise MemoryError(f"no {work.read_bytes} bytes for the arena")
         c.block_tables = self._pointer(self.table, "int32_t *")
         c.q, c.new_kv = self._pointer(self.q), self._pointer(self.values)
-        c.out, c.lse = self._pointer(self.out, "float *"), self._pointer(self.lse, "float *")
+        c.out, c.lse = self._pointer(self.out), self._pointer(self.lse, "float *")
         c.n_sequences, c.context, c.n_queries = work.n_sequences, work.context, work.n_queries
         c.scale = work.shape.head_dim**-0.5
         c.store = getattr(self.lib, f"BENCH_STORE_{work.store.upper()}")
@@ -174,19 +181,17 @@ class Job:
 
     def error(self) -> float:
         """Relative error of the first, middle and last sequence's output against float64."""
-        self.out.fill(np.nan)
+        self.out.fill(POISON[self.out.dtype.kind])
         self.run("kernel", 1, False)
         difference = size = 0.0
         for sequence in {0, self.work.n_sequences // 2, self.work.n_sequences - 1}:
             expected = self._expected(sequence)
-            difference += float(np.square(self.out[sequence] - expected).sum())
+            difference += float(np.square(widen(self.out[sequence]) - expected).sum())
             size += float(np.square(expected).sum())
         return float((difference / size) ** 0.5)
 
     def _expected(self, sequence: int) -> NDArray[np.float64]:
-        arrays = (self.q[sequence], *self._kv(sequence))
-        wide = [x if x.dtype == np.float32 else from_bf16(x) for x in arrays]
-        q, k, v = (x.astype(np.float64) for x in wide)
+        q, k, v = (widen(x) for x in (self.q[sequence], *self._kv(sequence)))
         ratio = self.work.shape.n_q_heads // self.work.shape.n_kv_heads
         out = np.empty(q.shape)
         hidden = np.arange(len(k)) > len(k) - len(q) + np.arange(len(q))[:, None]
