@@ -11,7 +11,6 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import grpc
 import structlog
@@ -26,6 +25,7 @@ from gateway.metrics import Metrics
 from gateway.pacing import EngineConfig, paced, scheduler_limits
 from gateway.patience import Patience
 from gateway.plans import step_plan
+from gateway.step_log import StepOutcome
 from gateway.step_size import StepSize
 from gateway.trials import Trials
 from gateway.turns import Turns
@@ -39,17 +39,6 @@ log = structlog.get_logger("engine")
 
 # Losses of the worker in a row, without a result in between, before a request is suspected.
 LOSSES_BEFORE_SEARCH = 2
-
-
-@dataclass(frozen=True)
-class StepOutcome:
-    """A step that was executed: what it held, the worker's times, and what it cost here."""
-
-    step: Step
-    times: messages.StepTimes
-    wall_s: float  # since the result before it, or since its plan
-    plan_s: float  # scheduling, encoding and sending
-    apply_s: float  # giving out its tokens
 
 
 class Engine:

@@ -1,11 +1,14 @@
 """One line of JSON for each executed step: what it held and where its time went."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from gateway.engine import StepOutcome
+from moelens.v1.gpu_worker_pb2 import StepTimes
+
 from planner.costs import StepLoad
+from planner.scheduler import Step
 
 TIMES = (
     "total_s",
@@ -22,6 +25,17 @@ TIMES = (
     "gemm_s",
     "routing_s",
 )
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """A step that was executed: what it held, the worker's times, and what it cost here."""
+
+    step: Step
+    times: StepTimes
+    wall_s: float  # since the result before it, or since its plan
+    plan_s: float  # scheduling, encoding and sending
+    apply_s: float  # giving out its tokens
 
 
 class StepLog:
