@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from attention_cases import Job, Workload, checked_job, load_library
 
 from native import isa
-from native.attention import AttentionShape
+from native.attention import BLOCK_TOKENS, AttentionShape
 
 # 4 query heads to each of 8 KV heads of 128 in BF16: Mixtral's.
 MIXTRAL = AttentionShape(32, 8, 128, "bf16")
@@ -47,6 +47,7 @@ class Result:
     kernel_gb_per_s: float
     read_gb_per_s: float
     of_read: float  # median of the ratios within each repetition
+    kv_tokens_per_s: float
     of_other: float | None = None  # kernel's rate over that of what the suite compares with
 
 
@@ -56,7 +57,7 @@ def suites(kv_bytes: int, all_threads: list[int]) -> dict[str, list[tuple[Worklo
     shapes = {
         "ratio": [AttentionShape(8 * ratio, 8, 128, "bf16") for ratio in (1, 2, 4, 8, 16)],
         "head_size": [AttentionShape(32, 8, size, "bf16") for size in (64, 80, 96, 128, 192, 256)],
-        "dtype": [AttentionShape(32, 8, 128, dtype) for dtype in ("bf16", "fp32")],
+        "dtype": [AttentionShape(32, 8, 128, dtype) for dtype in ("bf16", "fp32", "int8")],
     }
     contexts = (64, 128, 256, 512, 1024, 2048, 4096)
     result = {
@@ -112,6 +113,7 @@ class Bench:
             kernel_gb_per_s=statistics.median(rates["kernel"]) / 1e9,
             read_gb_per_s=statistics.median(rates["read"]) / 1e9,
             of_read=ratio("read"),
+            kv_tokens_per_s=statistics.median(rates["kernel"]) / shape.block_bytes * BLOCK_TOKENS,
             of_other=ratio(other) if other else None,
         )
 
@@ -195,7 +197,7 @@ def print_result(result: Result) -> None:
         f"{result.suite:<30} {result.isa:<12} {result.threads:>2} threads  context "
         f"{result.context:>5}  {result.heads:>10} {result.kv_dtype}  {result.what:<26} "
         f"{result.kernel_gb_per_s:6.1f} of {result.read_gb_per_s:6.1f} GB/s = "
-        f"{result.of_read:5.2f}{other}",
+        f"{result.of_read:5.2f} {result.kv_tokens_per_s / 1e6:6.2f} M tokens/s{other}",
         flush=True,
     )
 

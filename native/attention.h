@@ -12,10 +12,13 @@
  *   kv_dtype   K tile                              V tile
  *   ML_FP32    [head_dim][16 tokens]               [head_dim / 16][16 tokens][16 dims]
  *   ML_BF16    [head_dim / 2][16 tokens][2 dims]   [head_dim / 16][8 pairs][16 dims][2 tokens]
+ *   ML_INT8    [head_dim / 4][16 tokens][4 dims]   [head_dim / 16][4 quads][16 dims][4 tokens]
+ *              + 128, then 16 factors              then 16 factors
  *
- * so that one cache line holds 16 tokens of K, or 16 dimensions of V, in the pairs that a BF16
- * dot-product instruction takes, and lines are used in the order in which they lie. Queries, keys and values are FP32 with an FP32 cache, BF16
- * with any other; outputs and log-sum-exp are FP32.
+ * so that one cache line holds 16 tokens of K, or 16 dimensions of V, in the pairs or quads that a
+ * dot-product instruction takes, and lines are used in the order in which they lie. INT8 values
+ * have an FP32 factor per token and head, the largest magnitude over 127. Queries, keys and values
+ * are FP32 with an FP32 cache, BF16 with any other; outputs and log-sum-exp are FP32.
  */
 #ifndef ML_ATTENTION_H
 #define ML_ATTENTION_H

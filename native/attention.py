@@ -23,7 +23,8 @@ except ImportError as error:
 isa.apply(lib)
 
 BLOCK_TOKENS: int = lib.ML_BLOCK_TOKENS
-KV_DTYPES: dict[str, int] = {"fp32": lib.ML_FP32, "bf16": lib.ML_BF16}
+KV_DTYPES: dict[str, int] = {"fp32": lib.ML_FP32, "bf16": lib.ML_BF16, "int8": lib.ML_INT8}
+OUT_DTYPES: dict[str, int] = {"fp32": lib.ML_FP32, "bf16": lib.ML_BF16}
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ def merge(
         and lse_parts.flags.c_contiguous,
         f"lse_parts: must be contiguous float32 {out_parts.shape[:2]}",
     )
-    _require(out_dtype in KV_DTYPES, f"out_dtype: {out_dtype!r} is not one of fp32, bf16")
+    _require(out_dtype in OUT_DTYPES, f"out_dtype: {out_dtype!r} is not one of fp32, bf16")
     n_splits, n_rows, head_dim = out_parts.shape
     _require(1 <= n_splits <= 4096, f"out_parts: n_splits must be in 1..4096; found {n_splits}")
     out = np.empty((n_rows, head_dim), np.float32 if out_dtype == "fp32" else np.uint16)
@@ -253,6 +254,6 @@ def merge(
     task.out_split_stride, task.lse_split_stride = n_rows * head_dim, n_rows
     task.out, task.lse = _pointer(out), _pointer(lse, "float *")
     task.n_splits, task.n_rows, task.head_dim = n_splits, n_rows, head_dim
-    task.out_dtype = KV_DTYPES[out_dtype]
+    task.out_dtype = OUT_DTYPES[out_dtype]
     lib.ml_merge(task)
     return out, lse

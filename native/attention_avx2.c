@@ -24,10 +24,10 @@ INLINE __m256i load_pairs(const char *at) {
     return _mm256_load_si256((const __m256i *)(const void *)at);
 }
 
-/* 2^x for x < 128; below -126 it is 2^-126. */
+/* 2^x for x < 128; below -126 it is 2^-126; NaN (the second operand of max) passes. */
 INLINE __m256 exp2_avx2(__m256 x) {
     static const float coefficients[] = ML_EXP2_D6;
-    x = _mm256_max_ps(x, _mm256_set1_ps(-126.0f));
+    x = _mm256_max_ps(_mm256_set1_ps(-126.0f), x);
     const __m256 whole = _mm256_floor_ps(x), f = _mm256_sub_ps(x, whole);
     __m256 p = _mm256_set1_ps(coefficients[0]);
     UNROLL for (int i = 1; i < 7; i++)
@@ -189,8 +189,15 @@ INLINE void rows_bf16(ml_row *rows, const ml_kv_tile *tile, const int n_rows) {
 DEFINE_TILE_FUNCTION(tile_fp32, rows_fp32, ROW_CASES_4)
 DEFINE_TILE_FUNCTION(tile_bf16, rows_bf16, ROW_CASES_4)
 
+#include "vector_math.h"
+
+#define ML_INT8_TILE tile_int8
+#define ML_FP32_TILE tile_fp32
+#include "int8_tile.h"
+
 #define ML_MERGE_ROW ml_avx2_merge_row
 #include "merge_row.h"
 
 const ml_kernel ml_avx2_fp32 = {tile_fp32, ROWS, ML_FP32};
 const ml_kernel ml_avx2_bf16 = {tile_bf16, ROWS, ML_FP32};
+const ml_kernel ml_avx2_int8 = {tile_int8, ROWS, ML_FP32};

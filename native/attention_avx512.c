@@ -119,8 +119,15 @@ INLINE void rows_bf16(ml_row *rows, const ml_kv_tile *tile, const int n_rows) {
 DEFINE_TILE_FUNCTION(tile_fp32, rows_fp32, ROW_CASES_8)
 DEFINE_TILE_FUNCTION(tile_bf16, rows_bf16, ROW_CASES_8)
 
+#include "vector_math.h"
+
+#define ML_INT8_TILE tile_int8
+#define ML_FP32_TILE tile_fp32
+#include "int8_tile.h"
+
 #define ML_MERGE_ROW ml_avx512_merge_row
 #include "merge_row.h"
 
 const ml_kernel ml_avx512_fp32 = {tile_fp32, ROWS, ML_FP32};
 const ml_kernel ml_avx512_bf16 = {tile_bf16, ROWS, ML_FP32};
+const ml_kernel ml_avx512_int8 = {tile_int8, ROWS, ML_FP32};

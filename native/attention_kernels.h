@@ -9,10 +9,12 @@
  * The reference is the running maximum, but raised only when a score exceeds it by more than
  * ML_REFERENCE_SLACK, so that most tiles need no reduction across lanes and no rescaling. */
 typedef struct {
-    const void *q;         /* (head_dim), float or bf16 as the kernel wants it */
+    const void *q;         /* (head_dim), of the kernel's q_dtype */
     float *acc;            /* (head_dim) */
     uint32_t last_visible; /* position */
     float reference;       /* -infinity until a position has been seen */
+    float q_scale;         /* an INT8 query's factor */
+    int32_t q_bias;        /* 128 times the sum of an INT8 query */
     _Alignas(64) float sum[16]; /* by position modulo 16 */
 } ml_row;
 _Static_assert(sizeof(ml_row) == 128, "a row is two cache lines");
@@ -35,13 +37,13 @@ typedef void ml_tile_fn(ml_row *rows, uint32_t n_rows, const ml_kv_tile *tile);
 typedef struct {
     ml_tile_fn *tile;
     uint32_t rows_per_call;
-    uint32_t q_dtype; /* ML_FP32: the walk converts BF16 queries beforehand */
+    uint32_t q_dtype; /* where the task's queries are of another, the walk converts them */
 } ml_kernel;
 
-extern const ml_kernel ml_scalar_fp32, ml_scalar_bf16;
-extern const ml_kernel ml_avx2_fp32, ml_avx2_bf16;
-extern const ml_kernel ml_avx512_fp32, ml_avx512_bf16;
-extern const ml_kernel ml_avx512_bf16_bf16;
+extern const ml_kernel ml_scalar_fp32, ml_scalar_bf16, ml_scalar_int8;
+extern const ml_kernel ml_avx2_fp32, ml_avx2_bf16, ml_avx2_int8;
+extern const ml_kernel ml_avx512_fp32, ml_avx512_bf16, ml_avx512_int8;
+extern const ml_kernel ml_avx512_bf16_bf16, ml_avx512_vnni_int8;
 
 /* The kernel of the selected instruction set for a KV dtype. */
 const ml_kernel *ml_kernel_for(uint32_t kv_dtype);

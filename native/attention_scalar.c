@@ -100,8 +100,15 @@ static void tile_bf16(ml_row *rows, uint32_t n_rows, const ml_kv_tile *tile) {
     for (uint32_t r = 0; r < n_rows; r++) add_tile(rows + r, tile, 1);
 }
 
-const ml_kernel ml_scalar_fp32 = {tile_fp32, 8, ML_FP32};
-const ml_kernel ml_scalar_bf16 = {tile_bf16, 8, ML_FP32};
+#include "vector_math.h"
+
+#define ML_INT8_TILE tile_int8
+#define ML_FP32_TILE tile_fp32
+#include "int8_tile.h"
 
 #define ML_MERGE_ROW ml_scalar_merge_row
 #include "merge_row.h"
+
+const ml_kernel ml_scalar_fp32 = {tile_fp32, 8, ML_FP32};
+const ml_kernel ml_scalar_bf16 = {tile_bf16, 8, ML_FP32};
+const ml_kernel ml_scalar_int8 = {tile_int8, 8, ML_FP32};

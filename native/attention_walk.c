@@ -32,13 +32,28 @@ static uint32_t heads_ratio(const ml_attention_shape *shape) {
     return shape->n_q_heads / shape->n_kv_heads;
 }
 
+static const void *widen_query(const uint16_t *q, uint32_t head_dim, float *converted) {
+    for (uint32_t d = 0; d < head_dim; d++) converted[d] = ml_float_from_bf16(q[d]);
+    return converted;
+}
+
+static const void *quantise_query(const uint16_t *q, uint32_t head_dim, ml_row *row,
+                                  int8_t *converted) {
+    row->q_scale = ml_quantise(q, head_dim, converted);
+    row->q_bias = 0;
+    for (uint32_t d = 0; d < head_dim; d++) row->q_bias += 128 * converted[d];
+    return converted;
+}
+
+/* The query as the kernel wants it: where it lies, or converted. */
 static const void *prepare_query(pass *p, uint32_t index, const char *q) {
     const uint32_t head_dim = p->shape->head_dim;
-    if (p->shape->kv_dtype == ML_FP32 || p->kernel->q_dtype != ML_FP32) return q;
+    const uint32_t dtype = p->shape->kv_dtype == ML_FP32 ? ML_FP32 : ML_BF16;
     float *converted = p->queries + index * head_dim;
     const uint16_t *source = (const uint16_t *)(const void *)q;
-    for (uint32_t d = 0; d < head_dim; d++) converted[d] = ml_float_from_bf16(source[d]);
-    return converted;
+    if (p->kernel->q_dtype == dtype) return q;
+    if (p->kernel->q_dtype == ML_FP32) return widen_query(source, head_dim, converted);
+    return quantise_query(source, head_dim, p->rows + index, (int8_t *)converted);
 }
 
 static void start_row(pass *p, uint32_t index, uint32_t head, uint32_t row) {

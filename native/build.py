@@ -62,6 +62,7 @@ ATTENTION_SOURCES = [
     "attention_avx2.c",
     "attention_avx512.c",
     "attention_avx512_bf16.c",
+    "attention_avx512_vnni.c",
     "kv_layout.c",
     "merge.c",
 ]

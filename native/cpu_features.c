@@ -4,8 +4,9 @@
 #include <stdatomic.h>
 #include <stddef.h>
 
-/* Unset until the first question; detection gives the same answer to everyone, so a race is harmless. */
+/* Unset until the first question; detection gives everyone the same answer, so a race is harmless. */
 static _Atomic int selected_isa = -1;
+static _Atomic int vnni = -1;
 
 typedef struct {
     uint32_t leaf1_ecx, leaf7_ebx, leaf7_ecx, leaf7_1_eax;
@@ -65,9 +66,23 @@ uint32_t ml_isa_supported_mask(void) {
     return supported_mask(&words);
 }
 
-int ml_cpu_has_vnni(void) {
+static int detect_vnni(void) {
     const cpuid_words words = read_cpuid();
     return has_avx512(&words) && (words.leaf7_ecx & LEAF7_ECX_AVX512_VNNI) != 0;
+}
+
+int ml_cpu_has_vnni(void) {
+    /* Remembered: under a hypervisor CPUID costs microseconds, and kernels ask at each call. */
+    int has = atomic_load_explicit(&vnni, memory_order_relaxed);
+    if (has < 0) {
+        has = detect_vnni();
+        atomic_store_explicit(&vnni, has, memory_order_relaxed);
+    }
+    return has;
+}
+
+void ml_cpu_allow_vnni(int allowed) {
+    atomic_store_explicit(&vnni, allowed ? detect_vnni() : 0, memory_order_relaxed);
 }
 
 const char *ml_isa_name(int isa) {

@@ -24,6 +24,8 @@ int ml_isa_selected(void);
 int ml_isa_set(int isa);
 /* 1 where 8-bit dot products (AVX512_VNNI) may be used along with ML_ISA_AVX512. */
 int ml_cpu_has_vnni(void);
+/* With 0, ml_cpu_has_vnni says no from now on; with 1, what is true. */
+void ml_cpu_allow_vnni(int allowed);
 /* [/cffi] */
 
 #endif

@@ -1,11 +1,12 @@
+#include "attention_math.h"
 #include "kv_layout.h"
 
 #include <assert.h>
 #include <string.h>
 
 const char *ml_shape_error(const ml_attention_shape *shape) {
-    if (shape->kv_dtype != ML_FP32 && shape->kv_dtype != ML_BF16)
-        return "kv_dtype: must be FP32 (1) or BF16 (2)";
+    if (shape->kv_dtype < ML_FP32 || shape->kv_dtype > ML_INT8)
+        return "kv_dtype: must be FP32 (1), BF16 (2) or INT8 (3)";
     if (shape->head_dim == 0 || shape->head_dim % 16 != 0 || shape->head_dim > ML_MAX_HEAD_DIM)
         return "head_dim: must be a multiple of 16 from 16 to 256";
     if (shape->n_kv_heads == 0) return "n_kv_heads: must be at least 1";
@@ -40,13 +41,46 @@ static void store_bf16(char *tile, uint32_t head_dim, uint32_t token, const void
         for (uint32_t j = 0; j < 16; j++) v_tile[d * ML_BLOCK_TOKENS + 2 * j] = v_source[d + j];
 }
 
+float ml_quantise(const uint16_t *values, uint32_t n, int8_t *quantised) {
+    uint32_t largest = 0; /* bits of magnitudes order as magnitudes do, NaN last */
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t magnitude = values[i] & 0x7fffu;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    const float scale = ml_float_from_bf16((uint16_t)largest) / 127.0f;
+    const float inverse = scale >= 0x1p-126f && scale < 0x1p126f ? 1.0f / scale : 0.0f;
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
+    for (uint32_t i = 0; i < n; i++) {
+        const float shifted = ml_float_from_bf16(values[i]) * inverse + magic;
+        quantised[i] = (int8_t)(uint8_t)ml_bits_from_float(shifted);
+    }
+    return scale;
+}
+
+/* K bytes are value + 128: the dot product wants one unsigned operand. */
+static void store_int8(char *tile, uint32_t head_dim, uint32_t token, const void *k,
+                       const void *v) {
+    int8_t bytes[ML_MAX_HEAD_DIM];
+    const size_t scales = head_dim * ML_BLOCK_TOKENS;
+    float scale = ml_quantise(k, head_dim, bytes);
+    memcpy(tile + scales + token * sizeof scale, &scale, sizeof scale);
+    for (uint32_t d = 0; d < head_dim; d++)
+        tile[(d / 4 * ML_BLOCK_TOKENS + token) * 4 + d % 4] = (char)(bytes[d] ^ -128);
+    tile += ml_int8_half_bytes(head_dim);
+    scale = ml_quantise(v, head_dim, bytes);
+    memcpy(tile + scales + token * sizeof scale, &scale, sizeof scale);
+    for (uint32_t d = 0; d < head_dim; d++)
+        tile[((d / 16 * 4 + token / 4) * 16 + d % 16) * 4 + token % 4] = (char)bytes[d];
+}
+
 void ml_store_head(const ml_attention_shape *shape, char *tile, uint32_t token, const char *k,
                    const char *v) {
     if (token == 0) memset(tile, 0, ml_tile_bytes(shape));
-    if (shape->kv_dtype == ML_FP32)
-        store_fp32(tile, shape->head_dim, token, k, v);
-    else
-        store_bf16(tile, shape->head_dim, token, k, v);
+    switch (shape->kv_dtype) {
+        case ML_FP32: store_fp32(tile, shape->head_dim, token, k, v); break;
+        case ML_BF16: store_bf16(tile, shape->head_dim, token, k, v); break;
+        default: store_int8(tile, shape->head_dim, token, k, v); break;
+    }
 }
 
 static void store_token(const ml_attention_shape *shape, char *block, uint32_t token,

@@ -1,7 +1,6 @@
 /* One row of a merge, for whatever instruction set the including file targets (all compute the same
- * bits). The including file defines ML_MERGE_ROW, the function's name. Private. */
+ * bits). That file includes vector_math.h and defines ML_MERGE_ROW, the function's name. Private. */
 #include "attention_kernels.h"
-#include "vector_math.h"
 
 void ML_MERGE_ROW(const ml_merge_task *task, uint32_t row, const float *weights) {
     const size_t start = (size_t)row * task->head_dim;

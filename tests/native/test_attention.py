@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from native import attention
-from native.attention import AttentionShape
+from native.attention import AttentionShape, lib
 from native.errors import InvalidArgumentError
-from tests.native.reference import ERROR_LIMITS, LSE_LIMITS, Case, make_case, relative_error
+from tests.native.reference import (
+    ERROR_LIMITS,
+    LSE_LIMITS,
+    Case,
+    make_case,
+    reference_attention,
+    relative_error,
+)
 
-DTYPES = ("fp32", "bf16")
+DTYPES = ("fp32", "bf16", "int8")
 CONTEXTS = (1, 2, 15, 16, 17, 31, 33, 100, 511, 512, 1000, 5000)
 
 
@@ -59,7 +69,7 @@ def test_large_scores_do_not_overflow(each_isa: str, kv_dtype: str) -> None:
     assert np.abs(expected_lse).max() > 300
     # An FP32 score of 300 is known to 3e-5, and so are the weights.
     assert relative_error(out, expected_out) < max(2e-4, ERROR_LIMITS[kv_dtype])
-    assert np.allclose(lse, expected_lse, rtol=1e-5)
+    assert np.allclose(lse, expected_lse, rtol=1e-2 if kv_dtype == "int8" else 1e-5)
 
 
 @settings(
@@ -169,6 +179,74 @@ def test_storing_token_by_token_equals_storing_at_once() -> None:
             k, v = case.k[first : first + count], case.v[first : first + count]
             attention.store(case.shape, arena, case.table, first, k, v)
         np.testing.assert_array_equal(arena[case.table], case.arena[case.table])
+
+
+@dataclass
+class Int8Case:
+    """The case's KV as an INT8 cache holds it, read back from the arena."""
+
+    case: Case
+
+    def head(self, tile: NDArray[np.uint8], is_k: bool) -> NDArray[np.float64]:
+        """(16 tokens, head_dim) of one head's K or V and its factors."""
+        dim = self.case.shape.head_dim
+        factors = tile[16 * dim :].view(np.float32).astype(np.float64)
+        if is_k:
+            biased = tile[: 16 * dim].reshape(dim // 4, 16, 4).transpose(1, 0, 2)
+            values = biased.reshape(16, dim).astype(np.float64) - 128
+        else:
+            quads = tile[: 16 * dim].view(np.int8).reshape(dim // 16, 4, 16, 4)
+            values = quads.transpose(1, 3, 0, 2).reshape(16, dim).astype(np.float64)
+        return values * factors[:, None]
+
+    def kv(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        case, half = self.case, 16 * self.case.shape.head_dim + 64
+        blocks = case.arena[case.table].reshape(-1, case.shape.n_kv_heads, 2, half)
+        k, v = (
+            np.stack([[self.head(h[i], i == 0) for h in block] for block in blocks])
+            .transpose(0, 2, 1, 3)
+            .reshape(-1, case.shape.n_kv_heads, case.shape.head_dim)[: case.context]
+            for i in (0, 1)
+        )
+        return k, v
+
+
+def test_int8_values_are_known_to_half_a_step() -> None:
+    case = make_case(AttentionShape(4, 2, 48, "int8"), 35, 1, 3)
+    for held, stored in zip(Int8Case(case).kv(), (case.k, case.v), strict=True):
+        exact = attention.from_bf16(stored).astype(np.float64)
+        step = np.abs(exact).max(axis=2, keepdims=True) / 127
+        assert (np.abs(held - exact) <= 0.5001 * step).all()
+        assert np.abs(held - exact).max() > 0.3 * step.min()
+
+
+@pytest.mark.parametrize("with_dot_products", [True, False])
+def test_int8_attention_is_exact_over_the_held_values(
+    each_isa: str, with_dot_products: bool
+) -> None:
+    """To FP32 rounding where INT8 is widened; dot products also round queries and weights."""
+    case = make_case(AttentionShape(12, 3, 80, "int8"), 333, 20, 9)
+    k, v = Int8Case(case).kv()
+    lib.ml_cpu_allow_vnni(with_dot_products)
+    try:
+        out, lse = case.attend()
+        rounds = lib.ml_cpu_has_vnni() and each_isa.startswith("avx512")
+    finally:
+        lib.ml_cpu_allow_vnni(True)
+    q = case.as_float(case.q)
+    expected_out, expected_lse = reference_attention(q, k, v, case.query_position, case.scale)
+    assert relative_error(out, expected_out) < (1e-2 if rounds else 2e-6)
+    assert np.abs(lse - expected_lse).max() < (2e-2 if rounds else 1e-5)
+
+
+@pytest.mark.parametrize("kv_dtype", DTYPES)
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_nan_stays_nan(each_isa: str, name: str, kv_dtype: str) -> None:
+    """A broken model shows; it does not turn into plausible numbers."""
+    case = make_case(AttentionShape(2, 1, 32, kv_dtype), 20, 1, 1)
+    getattr(case, name)[-1, 0, 3] = np.nan if kv_dtype == "fp32" else 0x7FC0
+    attention.store(case.shape, case.arena, case.table, 0, case.k, case.v)
+    assert np.isnan(case.attend()[0][:, 0]).any()
 
 
 class TestRefusals:

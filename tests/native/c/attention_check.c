@@ -59,7 +59,7 @@ static sample make_sample(void) {
     s.shape.n_kv_heads = 1 + random_below(4);
     s.shape.n_q_heads = s.shape.n_kv_heads * (1 + random_below(12));
     s.shape.head_dim = 16 * (1 + random_below(16));
-    s.shape.kv_dtype = random_below(2) ? ML_BF16 : ML_FP32;
+    s.shape.kv_dtype = ML_FP32 + random_below(3);
     s.element_bytes = s.shape.kv_dtype == ML_FP32 ? 4 : 2;
     s.context = 1 + random_below(90);
     s.n_queries = 1 + random_below(s.context < 12 ? s.context : 12);
@@ -137,8 +137,8 @@ static double run_sample(void) {
     for (uint32_t query = 0; query < s.n_queries; query++)
         for (uint32_t head = 0; head < s.shape.n_q_heads; head++)
             compare_row(&s, query, head, &difference, &size);
-    const double limit = s.shape.kv_dtype == ML_FP32 ? 2e-6 : 4e-3;
-    const double error = sqrt(difference / size) / limit;
+    static const double limits[] = {[ML_FP32] = 2e-6, [ML_BF16] = 4e-3, [ML_INT8] = 2e-2};
+    const double error = sqrt(difference / size) / limits[s.shape.kv_dtype];
     free_sample(&s);
     return error;
 }
