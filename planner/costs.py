@@ -257,13 +257,13 @@ class IterationCosts:
         if self.mode is ExecutionMode.SEQUENTIAL:
             copies_s = parts["link"] + parts["link_d2h"]
             return self.n_layers * max(device_s + attention_s + copies_s, transfers_s), limit
-        if self.mode is ExecutionMode.SHARED_CORES or groups == 1:
-            compute_s = self.n_layers * (device_s + attention_s)
-        else:
+        if self.mode is ExecutionMode.PIPELINED and groups > 1:
             fill_s = min(device_s, attention_s) / groups
             compute_s = self.n_layers * max(device_s, attention_s) + fill_s
-        if compute_s > self.n_layers * transfers_s:
-            limit = "device" if device_s >= attention_s else "attention"
+        else:
+            compute_s = self.n_layers * (device_s + attention_s)
+            if compute_s > self.n_layers * transfers_s:
+                limit = "device" if device_s >= attention_s else "attention"
         return max(compute_s, self.n_layers * transfers_s), limit
 
     def _device_s(self, load: StepLoad, groups: int) -> float:

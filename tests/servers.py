@@ -80,13 +80,20 @@ class Up:
         self.process.wait()
 
 
-def descendants(pid: int) -> list[int]:
-    """Process ids of the children, their children and so on."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            found += [child, *descendants(child)]
-    return found
+def descendants(ancestor: int) -> Iterator[int]:
+    """Living processes that a process started, and those that they did."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            if path.name.isdecimal():
+                state, parent = (path / "stat").read_text().rpartition(")")[2].split()[:2]
+                if state != "Z":
+                    children.setdefault(int(parent), []).append(int(path.name))
+    pending = list(children.get(ancestor, ()))
+    while pending:
+        pid = pending.pop()
+        yield pid
+        pending += children.get(pid, ())
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ import contextlib
 import os
 import random
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import torch
 from moelens.client import AsyncClient
 
 from gateway.launcher import Stack, StackConfig
+from tests.servers import descendants
 from tests.system.models import TINY, save_tiny
 
 torch.set_num_threads(2)
@@ -89,22 +90,6 @@ async def check_idle(client: AsyncClient) -> None:
             return
         await asyncio.sleep(0.02)
     raise AssertionError(f"still busy: {load}")
-
-
-def descendants(ancestor: int) -> Iterator[int]:
-    """Living processes that a process started, and those that they did."""
-    children: dict[int, list[int]] = {}
-    for path in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            if path.name.isdecimal():
-                state, parent = (path / "stat").read_text().rpartition(")")[2].split()[:2]
-                if state != "Z":
-                    children.setdefault(int(parent), []).append(int(path.name))
-    pending = list(children.get(ancestor, ()))
-    while pending:
-        pid = pending.pop()
-        yield pid
-        pending += children.get(pid, ())
 
 
 async def greedy(

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import up
-from tests.system.conftest import descendants
+from tests.servers import descendants, up
 from tests.system.models import save_tiny
 
 COMMAND = [sys.executable, "-m", "gateway.cli"]
@@ -36,6 +35,14 @@ def moe_lens(*arguments: str, stdin: str = "", timeout_s: float = 120.0, **envir
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("tiny"), "multi-head", "bf16")
+
+
+@pytest.fixture(autouse=True)
+def no_process_left() -> Iterator[None]:
+    """What a test starts has ended with it; a stack of the session's may live on."""
+    before = set(descendants(os.getpid()))
+    yield
+    assert set(descendants(os.getpid())) <= before
 
 
 @pytest.fixture
@@ -111,7 +118,6 @@ def test_up_can_be_stopped_while_it_starts(
         time.sleep(0.01)
     process.send_signal(number)
     process.wait(30)
-    assert list(descendants(os.getpid())) == []
 
 
 def test_killed_launcher_takes_its_services_along(
@@ -184,7 +190,6 @@ def test_unusable_checkpoint_is_refused_by_name(
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
-    assert list(descendants(os.getpid())) == []
 
 
 @pytest.mark.parametrize(
@@ -209,7 +214,6 @@ def test_what_cannot_be_is_refused_with_a_reason(
     for word in said:
         assert word in done.stderr
     assert "Traceback" not in done.stderr
-    assert list(descendants(os.getpid())) == []
 
 
 def test_unknown_options_and_variables_name_the_nearest() -> None:
