@@ -77,7 +77,7 @@ class Engine:
         self._idle.set()
         self._failures = 0
         self._last_result_at = 0.0
-        self._plan_s: dict[int, float] = {}
+        self._planned: dict[int, tuple[float, float]] = {}  # when, and how long it took
         self.observe: Callable[[StepOutcome], None] | None = None
         self.patience = Patience(
             min(config.least_step_timeout_s, config.step_timeout_s), config.step_timeout_s
@@ -238,7 +238,7 @@ class Engine:
                 except asyncio.InvalidStateError as error:  # grpc: the call has ended
                     raise SessionEnded("the GPU worker closed the session") from error
                 if self.observe is not None:
-                    self._plan_s[step.step_id] = time.monotonic() - begin_s
+                    self._planned[step.step_id] = (begin_s, time.monotonic() - begin_s)
             await self._changed.wait()
 
     def _pace(self) -> None:
@@ -298,8 +298,11 @@ class Engine:
         self._metrics.step_done(step, result.times, wall_s, self.scheduler)
         log.debug("step", step_id=step.step_id, tokens=step.token_count, wall_s=wall_s)
         if self.observe is not None:
-            plan_s = self._plan_s.pop(step.step_id, 0.0)
-            self.observe(StepOutcome(step, result.times, wall_s, plan_s, time.monotonic() - now))
+            planned_at_s, plan_s = self._planned.pop(step.step_id, (now, 0.0))
+            apply_s = time.monotonic() - now
+            self.observe(
+                StepOutcome(step, result.times, planned_at_s, now, wall_s, plan_s, apply_s)
+            )
 
     def _take_tokens(self, step: Step, result: messages.StepResult, now: float) -> set[SequenceId]:
         """Returns the sequences that their token ends."""
@@ -351,6 +354,7 @@ class Engine:
         self._failures += 1
         failed = self._in_flight[0] if self._in_flight else None
         self._in_flight.clear()
+        self._planned.clear()
         interrupted = self.scheduler.restart()
         cause = failures.cause_of(error)
         log.warning(

@@ -37,7 +37,7 @@ async def ask(
     planner: PlannerStub, info: WorkerInfo, spec: ModelSpec, workload: Workload
 ) -> Plan | None:
     """The planner's prediction for a workload on a worker; None when it has none to give."""
-    stored = spec.with_formats(weights=info.dtype, kv=info.dtype)
+    stored = spec.with_formats(weights=info.dtype, kv=info.kv_dtype)
     case = messages.Case(
         model_config_json=info.model_config_json,
         hardware_json=info.hardware_spec_json,
@@ -49,7 +49,7 @@ async def ask(
         kv_bytes=int(stored.kv_bytes_per_token) * info.kv_capacity_tokens,
         block_tokens=info.block_tokens,
         weight_format=info.dtype,
-        kv_format=info.dtype,
+        kv_format=info.kv_dtype,
     )
     if info.streams_weights:
         case.resident_bytes = int(info.resident_share * stored.streamed_bytes_per_pass)

@@ -43,7 +43,7 @@ class ServedModel:
 
     def in_formats_of(self, info: WorkerInfo) -> ModelSpec:
         """The model as this worker stores it."""
-        return self.spec.with_formats(weights=info.dtype, kv=info.dtype)
+        return self.spec.with_formats(weights=info.dtype, kv=info.kv_dtype)
 
     def description(self) -> messages.GetModelResponse:
         """What GetModel answers, once the worker is known."""
@@ -54,6 +54,7 @@ class ServedModel:
             model=self.name,
             family=spec.family,
             dtype=info.dtype,
+            kv_dtype=info.kv_dtype,
             device=info.device,
             vocab_size=info.vocab_size,
             max_context_tokens=info.context_tokens,

@@ -14,6 +14,7 @@ from gateway.launcher import StackConfig, StackError
 RECEIVERS = {
     "kv": ("gpu-worker",),
     "dtype": ("gpu-worker",),
+    "kv_dtype": ("gpu-worker",),
     "device": ("gpu-worker",),
     "threads": ("gpu-worker",),
     "max_sequences": ("gpu-worker",),
@@ -45,6 +46,9 @@ class StackOptions:
 
     kv: Annotated[str | None, _option("Size of the KV cache, such as 64GiB.")] = None
     dtype: Annotated[str | None, _option("bf16 or fp32; by default the checkpoint's.")] = None
+    kv_dtype: Annotated[
+        str | None, _option("int8 for a KV cache in 8 bits; by default as computed.")
+    ] = None
     device: Annotated[str | None, _option("auto, cpu or cuda.")] = None
     threads: Annotated[int | None, _option("Threads of device cpu.")] = None
     max_sequences: Annotated[int | None, _option("Requests that run at once.")] = None

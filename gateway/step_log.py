@@ -33,6 +33,8 @@ class StepOutcome:
 
     step: Step
     times: StepTimes
+    planned_at_s: float  # time.monotonic when scheduling began
+    applied_at_s: float  # and when its result came
     wall_s: float  # since the result before it, or since its plan
     plan_s: float  # scheduling, encoding and sending
     apply_s: float  # giving out its tokens
@@ -60,6 +62,8 @@ def step_record(outcome: StepOutcome) -> dict[str, Any]:
         "step": outcome.step.step_id,
         "preempted": len(outcome.step.preempted),
         **StepLoad.of(outcome.step)._asdict(),
+        "planned_at_s": outcome.planned_at_s,
+        "applied_at_s": outcome.applied_at_s,
         "wall_s": outcome.wall_s,
         "plan_s": outcome.plan_s,
         "apply_s": outcome.apply_s,

@@ -26,6 +26,7 @@ class WorkerInfo:
     model_name: str
     model_config_json: str
     dtype: str
+    kv_dtype: str
     device: str
     vocab_size: int
     max_context_tokens: int

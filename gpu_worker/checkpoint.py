@@ -7,7 +7,7 @@ loading holds one copy of the weights and its resident size is what was asked fo
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,58 @@ class Checkpoint:
         return max(sizes, key=lambda dtype: sizes[dtype])
 
 
+@dataclass(frozen=True)
+class StoredRows:
+    """A tensor's rows (n_rows, columns) in an open file, one after the other; `scratch` (uint8) is
+    memory of the calling thread that they may pass through."""
+
+    tensor: TensorLocation
+    descriptor: int
+    scratch: torch.Tensor
+
+    @property
+    def n_rows(self) -> int:
+        """Its first dimension."""
+        return self.tensor.shape[0]
+
+    @property
+    def columns(self) -> int:
+        """All other dimensions together."""
+        return math.prod(self.tensor.shape[1:])
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one row in the file."""
+        return self.columns * self.tensor.dtype.itemsize
+
+    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """(first row, rows) after rows, as many at a time as the scratch memory holds; each is
+        overwritten by the next. CheckpointError where the file ends too early."""
+        rows_at_once = max(1, len(self.scratch) // self.row_bytes)
+        for first in range(0, self.n_rows, rows_at_once):
+            n_rows = min(rows_at_once, self.n_rows - first)
+            piece = self.scratch[: n_rows * self.row_bytes]
+            self.read_into(first * self.row_bytes, piece)
+            yield first, piece.view(self.tensor.dtype).view(n_rows, self.columns)
+
+    def read_into(self, first_byte: int, destination: torch.Tensor) -> None:
+        """Fill `destination` (uint8) with the tensor's bytes from `first_byte` on."""
+        view = memoryview(destination.numpy().data)
+        done_bytes = 0
+        while done_bytes < len(view):
+            offset_bytes = self.tensor.offset_bytes + first_byte + done_bytes
+            n_bytes = os.preadv(self.descriptor, [view[done_bytes:]], offset_bytes)
+            if not n_bytes:
+                raise self.too_short()
+            done_bytes += n_bytes
+
+    def too_short(self) -> CheckpointError:
+        """What to raise where the file ends within the tensor."""
+        file = self.tensor.file
+        problem = f"{file.name} ends inside tensor {self.tensor.name}"
+        return CheckpointError(file.parent, [problem])
+
+
 class TensorReader:
     """Open shards, read from by several threads at once. Use as a context manager."""
 
@@ -82,18 +134,9 @@ class TensorReader:
         if file not in self._descriptors:
             self._descriptors[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
 
-    def read_into(self, tensor: TensorLocation, first_byte: int, destination: torch.Tensor) -> None:
-        """Fill `destination` (uint8) with the tensor's bytes from `first_byte` on."""
-        view = memoryview(destination.numpy().data)
-        done_bytes = 0
-        while done_bytes < len(view):
-            offset_bytes = tensor.offset_bytes + first_byte + done_bytes
-            n_bytes = os.preadv(self._descriptors[tensor.file], [view[done_bytes:]], offset_bytes)
-            if not n_bytes:
-                raise CheckpointError(
-                    tensor.file.parent, [f"{tensor.file.name} ends inside tensor {tensor.name}"]
-                )
-            done_bytes += n_bytes
+    def rows(self, tensor: TensorLocation, scratch: torch.Tensor) -> StoredRows:
+        """The tensor's rows, to be read by the calling thread."""
+        return StoredRows(tensor, self._descriptors[tensor.file], scratch)
 
 
 def _read_config(directory: Path) -> dict[str, Any]:

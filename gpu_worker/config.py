@@ -9,11 +9,12 @@ from gpu_worker import memory
 from gpu_worker.errors import ConfigurationError, MemoryShortage
 from gpu_worker.families import DecoderConfig
 from gpu_worker.options import DEFAULT_PACKET_BYTES
-from native.segment import BLOCK_TOKENS, ChannelGeometry
+from native.segment import BLOCK_TOKENS, ChannelGeometry, KvDtype
 from protos.serving import ClientTls, ServingConfig
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+KV_DTYPES = ("auto", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 SCHEDULES = ("auto", "sequential", "pipelined")
 # Without --kv: this share of what is free, and no more than fills up when every so manieth of the
@@ -32,6 +33,7 @@ class WorkerConfig:
     peer_tls: ClientTls | None = None  # towards a CPU worker on TCP
     kv_bytes: int | None = None  # None: chosen from what is free
     dtype: str | None = None  # None: the checkpoint's
+    kv_dtype: str = "auto"  # as computed
     device: str = "auto"
     max_step_tokens: int = 2048
     max_sequences: int = 1024
@@ -62,7 +64,12 @@ class WorkerConfig:
         self._check_link()
 
     def _check_choices(self) -> None:
-        choices = {"dtype": (None, *DTYPES), "device": DEVICES, "schedule": SCHEDULES}
+        choices = {
+            "dtype": (None, *DTYPES),
+            "kv_dtype": KV_DTYPES,
+            "device": DEVICES,
+            "schedule": SCHEDULES,
+        }
         for name, allowed in choices.items():
             value = getattr(self, name)
             if value not in allowed:
@@ -111,6 +118,15 @@ def choose_dtype(asked: str | None, of_checkpoint: torch.dtype) -> torch.dtype:
     )
 
 
+def choose_kv_dtype(asked: str, dtype: torch.dtype) -> KvDtype:
+    """What the KV cache holds. Activations of an INT8 cache are BF16, so the rest must be too."""
+    if asked == "auto":
+        return "bf16" if dtype == torch.bfloat16 else "fp32"
+    if dtype != torch.bfloat16:
+        raise ConfigurationError("kv_dtype", "int8 goes with --dtype bf16 only")
+    return "int8"
+
+
 def geometry(
     config: WorkerConfig, decoder: DecoderConfig, dtype: torch.dtype, kv_blocks: int
 ) -> ChannelGeometry:
@@ -120,7 +136,7 @@ def geometry(
         n_q_heads=decoder.n_q_heads,
         n_kv_heads=decoder.n_kv_heads,
         head_dim=decoder.head_dim,
-        kv_dtype="bf16" if dtype == torch.bfloat16 else "fp32",
+        kv_dtype=choose_kv_dtype(config.kv_dtype, dtype),
         kv_blocks=kv_blocks,
         max_sequences=config.max_sequences,
         max_context_tokens=decoder.max_context_tokens,

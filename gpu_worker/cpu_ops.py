@@ -1,11 +1,13 @@
 """The operations of device `cpu`, by our own kernels: packed weights, threads that sleep, and rows
 whose results do not depend on their neighbours, to the bit."""
 
+import threading
 import time
 from dataclasses import dataclass
 
 import torch
 
+from gpu_worker.checkpoint import StoredRows
 from gpu_worker.ops import Linear, RotaryTable
 from gpu_worker.timing import OpTimes
 from native import gemm, layer_ops, moe
@@ -34,6 +36,13 @@ class PackedLinear:
         return self.group.weights[0]
 
 
+class _OwnPool(threading.local):
+    """A pool of one for each thread: loading threads pack beside each other, not in turn."""
+
+    def __init__(self) -> None:
+        self.pool = ThreadPool(1)
+
+
 class CpuOps:
     """`Ops` over native.gemm. Intermediate results live in buffers that are kept: a result is valid
     until the same operation is called again. For one thread at a time; packing may go on in others.
@@ -44,6 +53,7 @@ class CpuOps:
         self.device = torch.device("cpu")
         self._name = DTYPE_NAMES[dtype]
         self._pool = pool
+        self._packing = _OwnPool()
         self._workspace = moe.Workspace()
         self._buffers: dict[str, Tensor] = {}
         self.times = OpTimes()
@@ -58,14 +68,41 @@ class CpuOps:
         return None
 
     def pack(
-        self, memory: Tensor, rows: int, columns: int, first_row: int, swiglu: bool, source: Tensor
+        self,
+        memory: Tensor,
+        rows: int,
+        columns: int,
+        first_row: int,
+        swiglu: bool,
+        source: StoredRows,
     ) -> None:
         weight = self._weight(memory, rows, columns, swiglu)
         role = "plain"
         if swiglu:
             role = "gate" if first_row < weight.n else "up"
             first_row -= 0 if role == "gate" else weight.n
-        gemm.pack(weight, source, first_row=first_row, role=role, pool=self._pool)
+        stored_dtype = DTYPE_NAMES.get(source.tensor.dtype)
+        if stored_dtype is None:  # FP16
+            for first, piece in source.pieces():
+                begin = first_row + first
+                gemm.pack(
+                    weight, piece.float(), first_row=begin, role=role, pool=self._packing.pool
+                )
+            return
+        try:
+            gemm.pack_file(
+                weight,
+                source.descriptor,
+                source.tensor.offset_bytes,
+                source.n_rows,
+                stored_dtype,
+                source.scratch,
+                first_row=first_row,
+                role=role,
+                pool=self._packing.pool,
+            )
+        except EOFError as error:
+            raise source.too_short() from error
 
     def linear(
         self, memory: Tensor, count: int, rows: int, columns: int, swiglu: bool

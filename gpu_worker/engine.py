@@ -5,7 +5,6 @@ computes attention of one group the device works on the other. One group is the 
 the same loop, nothing to overlap with.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -52,7 +51,6 @@ class Group:
     own_rows: Tensor | None
     own_counts: list[int]
     own: tuple[Tensor, Tensor] | None = None  # this layer's part: out and lse of own_rows
-    posted_s: float = 0.0
 
     @property
     def n_tokens(self) -> int:
@@ -173,7 +171,6 @@ class Engine:
         with clock.measure(activations.send_counts_as, f"q, k, v {layer} {group.name}"):
             activations.send(group.n_tokens)
         self._port.post(group.slot, layer)
-        group.posted_s = time.perf_counter()
         if group.own_rows is not None:
             with clock.measure("device_s", f"attention in chunks {layer} {group.name}"):
                 rows = group.own_rows
@@ -185,7 +182,8 @@ class Engine:
         """The attention of a group's current layer, once the CPU has its part."""
         with clock.measure("idle_attention_s", f"wait for attention {layer} {group.name}"):
             job = self._port.wait(group.slot, self._schedule.attention_timeout_s)
-        clock.count_attention(f"{layer} {group.name}", group.posted_s, job)
+        spans = self._port.process_spans(group.slot) if self._timeline is not None else []
+        clock.count_attention(f"{layer} {group.name}", job, spans)
         with clock.measure("idle_link_s", f"attention out {layer} {group.name}"):
             out, lse = self._activations[group.slot].receive(group.n_tokens)
         if group.own_rows is not None and group.own is not None:

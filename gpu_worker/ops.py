@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from gpu_worker.checkpoint import StoredRows
 from gpu_worker.timing import OpTimes
 
 Tensor = torch.Tensor
@@ -42,9 +43,15 @@ class Ops(Protocol):
         ...
 
     def pack(
-        self, memory: Tensor, rows: int, columns: int, first_row: int, swiglu: bool, source: Tensor
+        self,
+        memory: Tensor,
+        rows: int,
+        columns: int,
+        first_row: int,
+        swiglu: bool,
+        source: StoredRows,
     ) -> None:
-        """Store `source` (n, columns), of any float type, as the matrix's rows from `first_row`."""
+        """Store what `source` reads, of any float type, as the matrix's rows from `first_row`."""
         ...
 
     def linear(self, memory: Tensor, count: int, rows: int, columns: int, swiglu: bool) -> Linear:
@@ -131,10 +138,18 @@ class TorchOps:
         return memory.view(self.dtype).view(rows, columns)
 
     def pack(
-        self, memory: Tensor, rows: int, columns: int, first_row: int, swiglu: bool, source: Tensor
+        self,
+        memory: Tensor,
+        rows: int,
+        columns: int,
+        first_row: int,
+        swiglu: bool,
+        source: StoredRows,
     ) -> None:
         matrix = memory.view(self.dtype).view(rows, columns)
-        matrix[first_row : first_row + len(source)].copy_(source)
+        for first, piece in source.pieces():
+            begin = first_row + first
+            matrix[begin : begin + len(piece)].copy_(piece)
 
     def linear(
         self, memory: Tensor, count: int, rows: int, columns: int, swiglu: bool

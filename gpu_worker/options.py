@@ -39,6 +39,10 @@ class ComputeOptions:
     dtype: Annotated[str | None, _option("bf16 or fp32; by default the checkpoint's.", "DTYPE")] = (
         None
     )
+    kv_dtype: Annotated[
+        str,
+        _option("auto (as computed) or int8: half the KV cache's bytes, rounded.", "KV_DTYPE"),
+    ] = "auto"
     device: Annotated[str, _option("auto, cpu or cuda.", "DEVICE")] = "auto"
     max_step_tokens: Annotated[int, _option("Tokens of one step.", "MAX_STEP_TOKENS")] = 2048
     max_sequences: Annotated[int, _option("Sequences that run at once.", "MAX_SEQUENCES")] = 1024
@@ -80,6 +84,7 @@ class ComputeOptions:
         return {
             "kv_bytes": self.kv,
             "dtype": self.dtype,
+            "kv_dtype": self.kv_dtype,
             "device": self.device,
             "max_step_tokens": self.max_step_tokens,
             "max_sequences": self.max_sequences,

@@ -62,4 +62,9 @@ class AttentionPort(Protocol):
         """Block until out and lse of the posted job are there."""
         ...
 
+    def process_spans(self, slot: int) -> list[tuple[float, float]]:
+        """When each attention process worked for the slot's job, which has ended: seconds of
+        time.monotonic; (0, 0) where it had no part."""
+        ...
+
     def close(self) -> None: ...

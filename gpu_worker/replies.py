@@ -22,6 +22,7 @@ def info(model: LoadedModel, kv_epoch: int) -> gpu_worker_pb2.GetInfoResponse:
         model_name=model.worker.model.resolve().name,
         model_config_json=json.dumps(model.checkpoint.config),
         dtype=DTYPE_NAMES[model.dtype],
+        kv_dtype=model.geometry.kv_dtype,
         device=model.device.name,
         vocab_size=limits.vocab_size,
         max_context_tokens=limits.max_context_tokens,

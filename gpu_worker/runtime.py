@@ -107,12 +107,18 @@ class LoadedModel:
         return self.device.ops.dtype
 
     @property
+    def kv_bytes_per_token(self) -> float:
+        """KV cache of a token in one layer."""
+        arena_bytes = self.geometry.sizes().kv_arena_bytes
+        return arena_bytes / (self.kv_blocks * BLOCK_TOKENS * self.config.n_layers)
+
+    @property
     def schedule(self) -> Schedule:
         """How batches go through the layers."""
         return Schedule(
             pipelined=self.worker.pipelined,
             chunks_on_device=self.device.name == "cuda",
-            costs=chunk_costs(self.hardware, self.config, self.dtype),
+            costs=chunk_costs(self.hardware, self.kv_bytes_per_token),
         )
 
     def engine(self, port: DevicePort) -> Engine:
@@ -143,15 +149,15 @@ def activations_of(slot: SlotTensors, device: Device) -> Activations:
     return CopiedActivations(slot, device.link, device.ops.device)
 
 
-def chunk_costs(hardware: HardwareSpec, config: DecoderConfig, dtype: torch.dtype) -> ChunkCosts:
-    """Costs of a layer from the profile; what it does not know keeps its default."""
+def chunk_costs(hardware: HardwareSpec, kv_bytes_per_token: float) -> ChunkCosts:
+    """Costs of a layer, whose KV of a token has so many bytes, from the profile; what that does not
+    know keeps its default."""
     costs = ChunkCosts()
     per_token_s = hardware.value("device_time_per_token_s")
     rate = hardware.value("attention_bytes_per_s")
     if per_token_s is None or not rate:
         return costs
-    kv_bytes = 2 * config.kv_size * dtype.itemsize
-    return ChunkCosts(per_token_s, kv_bytes / rate)
+    return ChunkCosts(per_token_s, kv_bytes_per_token / rate)
 
 
 def load(worker: WorkerConfig, progress: LoadProgress) -> LoadedModel:

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,7 +44,8 @@ class OpTimes:
 
 @dataclass(frozen=True)
 class Span:
-    """An interval of one row of the timeline; seconds of time.perf_counter."""
+    """An interval of one row of the timeline; seconds of time.monotonic, which on Linux is also
+    time.perf_counter and the clock of the attention processes."""
 
     row: str
     name: str
@@ -63,9 +64,9 @@ class Timeline:
         self.spans.append(Span(row, name, begin_s, end_s))
 
     def save(self, path: Path) -> None:
-        """Write all spans as JSON, a thread for each row in the order of first use."""
-        rows = list(dict.fromkeys(span.row for span in self.spans))
-        origin_s = min((span.begin_s for span in self.spans), default=0.0)
+        """Write all spans as JSON, a thread for each row, by name; times as they were measured, so
+        that others of this machine can add theirs."""
+        rows = sorted({span.row for span in self.spans})
         events: list[dict[str, object]] = [
             {"ph": "M", "name": "thread_name", "pid": 1, "tid": i, "args": {"name": row}}
             for i, row in enumerate(rows)
@@ -76,7 +77,7 @@ class Timeline:
                 "name": span.name,
                 "pid": 1,
                 "tid": rows.index(span.row),
-                "ts": (span.begin_s - origin_s) * 1e6,
+                "ts": span.begin_s * 1e6,
                 "dur": (span.end_s - span.begin_s) * 1e6,
             }
             for span in self.spans
@@ -104,12 +105,16 @@ class StepClock:
             if self._timeline is not None:
                 self._timeline.add(row, name, begin_s, end_s)
 
-    def count_attention(self, name: str, posted_s: float, job: JobTimes) -> None:
-        """Add a job of the attention processes, posted at `posted_s`."""
+    def count_attention(
+        self, name: str, job: JobTimes, spans: Sequence[tuple[float, float]]
+    ) -> None:
+        """Add a job of the attention processes; `spans` is when each of them worked for it."""
         self.times.attention_s += job.longest_s
         self.times.kv_read_bytes += job.kv_read_bytes
         if self._timeline is not None:
-            self._timeline.add("CPU attention", name, posted_s, posted_s + job.longest_s)
+            for i, (begin_s, end_s) in enumerate(spans):
+                if end_s > begin_s:
+                    self._timeline.add(f"attention process {i}", name, begin_s, end_s)
 
     def stop(self) -> StepTimes:
         """The step is over."""

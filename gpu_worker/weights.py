@@ -28,8 +28,10 @@ from gpu_worker.ops import Linear, Ops
 
 # A cache line, which is also what packed matrices ask for.
 SLOT_ALIGNMENT_BYTES = 64
-# A tensor that has to be packed or converted passes through a buffer of this size.
-SCRATCH_BYTES = 8 << 20
+# A tensor that has to be packed or converted passes through a buffer of this size, which a core's
+# second-level cache holds, but at least so many of its rows: packed matrices are written in panels.
+SCRATCH_BYTES = 512 << 10
+PANEL_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -235,23 +237,20 @@ class _Filler:
         """Read a tensor to where it belongs: directly where it is stored as it comes."""
         if self._progress.stop:
             raise LoadingStopped
-        columns = math.prod(task.tensor.shape[1:])
+        tensor, slot = task.tensor, task.slot
+        source = self._reader.rows(tensor, self._scratch(tensor))
         rows = self._plain_rows(task)
-        if rows is not None and task.tensor.dtype == self._ops.dtype:
-            part = rows[task.first_row : task.first_row + task.tensor.shape[0]]
-            self._reader.read_into(task.tensor, 0, part.view(-1).view(torch.uint8))
-            self._progress.add(task.tensor.n_bytes)
-            return
-        row_bytes = columns * task.tensor.dtype.itemsize
-        # Packed matrices are written in panels of 64 rows: no two pieces share one.
-        rows_at_once = max(SCRATCH_BYTES // row_bytes // 64 * 64, 64)
-        for row in range(0, task.tensor.shape[0], rows_at_once):
-            n_rows = min(rows_at_once, task.tensor.shape[0] - row)
-            piece = self._scratch(n_rows * row_bytes)
-            self._reader.read_into(task.tensor, row * row_bytes, piece)
-            source = piece.view(task.tensor.dtype).view(n_rows, columns)
-            self._store(task, rows, task.first_row + row, source)
-            self._progress.add(n_rows * row_bytes)
+        if rows is None:
+            _, n_rows, columns = slot.shape
+            self._ops.pack(task.where, n_rows, columns, task.first_row, slot.swiglu, source)
+        elif tensor.dtype == self._ops.dtype:
+            part = rows[task.first_row : task.first_row + source.n_rows]
+            source.read_into(0, part.view(-1).view(torch.uint8))
+        else:
+            for first, piece in source.pieces():
+                begin = task.first_row + first
+                rows[begin : begin + len(piece)].copy_(piece)
+        self._progress.add(tensor.n_bytes)
 
     def _plain_rows(self, task: _FillTask) -> torch.Tensor | None:
         slot = task.slot
@@ -259,18 +258,11 @@ class _Filler:
             return task.where.view(self._ops.dtype).view(slot.shape[0], -1)
         return self._ops.plain_matrix(task.where, slot.shape[1], slot.shape[2])
 
-    def _store(
-        self, task: _FillTask, rows: torch.Tensor | None, first_row: int, source: torch.Tensor
-    ) -> None:
-        if rows is not None:
-            rows[first_row : first_row + len(source)].copy_(source)
-            return
-        _, n_rows, columns = task.slot.shape
-        self._ops.pack(task.where, n_rows, columns, first_row, task.slot.swiglu, source)
-
-    def _scratch(self, n_bytes: int) -> torch.Tensor:
+    def _scratch(self, tensor: TensorLocation) -> torch.Tensor:
+        """The thread's own, for at least a panel of the tensor's rows."""
+        row_bytes = math.prod(tensor.shape[1:]) * tensor.dtype.itemsize
+        n_bytes = max(SCRATCH_BYTES, PANEL_ROWS * row_bytes)
         buffer = getattr(self._local, "buffer", None)
         if buffer is None or len(buffer) < n_bytes:
-            buffer = torch.empty(max(n_bytes, SCRATCH_BYTES), dtype=torch.uint8)
-            self._local.buffer = buffer
-        return buffer[:n_bytes]
+            buffer = self._local.buffer = torch.empty(n_bytes, dtype=torch.uint8)
+        return buffer

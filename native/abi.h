@@ -47,7 +47,7 @@
 
 /* [cffi] */
 enum {
-    ML_ABI_VERSION = 1,
+    ML_ABI_VERSION = 2,
     ML_CACHE_LINE_BYTES = 64,
     ML_SLOTS = 2,
     ML_MAX_NODES = 8,
@@ -255,6 +255,8 @@ typedef struct {
     ml_word32 tasks;
     ml_word64 busy_ns;
     ml_word64 kv_read_bytes;
+    ml_word64 begin_ns; /* of its first unit and end of its last one; CLOCK_MONOTONIC */
+    ml_word64 end_ns;
 } ml_process_times;
 _Static_assert(sizeof(ml_process_times) == ML_CACHE_LINE_BYTES, "one line for each process");
 

@@ -224,6 +224,17 @@ static void collect(ml_port *port, uint32_t slot, ml_job_result *result) {
     if (result->error != ML_OK) own->prepared = 0;
 }
 
+void ml_port_process_spans(const ml_port *port, uint32_t slot, ml_process_span *spans) {
+    const ml_process_times *times = ML_SLOT_PART(port->segment, slot, times, ml_process_times);
+    for (uint32_t i = 0; i < port->segment->geometry.n_processes; i++) {
+        spans[i] = (ml_process_span){0, 0};
+        if (atomic_load_explicit(&times[i].job, memory_order_relaxed) != port->slots[slot].job)
+            continue;
+        spans[i].begin_ns = atomic_load_explicit(&times[i].begin_ns, memory_order_relaxed);
+        spans[i].end_ns = atomic_load_explicit(&times[i].end_ns, memory_order_relaxed);
+    }
+}
+
 static int is_cancelled(const ml_port *port) {
     return atomic_load_explicit(&port->cancelled, memory_order_acquire) != 0;
 }

@@ -267,6 +267,15 @@ class DevicePort:
         self._views = []
         self._segment.close()
 
+    def process_spans(self, slot: int) -> list[tuple[float, float]]:
+        """When each attention process began and ended its part of the slot's job, which has ended:
+        seconds of time.monotonic; (0, 0) where it had no part."""
+        if not 0 <= slot < lib.ML_SLOTS:
+            raise InvalidArgumentError(f"slot: must be below {lib.ML_SLOTS}; found {slot}")
+        spans = ffi.new("ml_process_span[]", self._segment.geometry.n_processes)
+        lib.ml_port_process_spans(self._open_port(), slot, spans)
+        return [(span.begin_ns / 1e9, span.end_ns / 1e9) for span in spans]
+
     def __enter__(self) -> Self:
         return self
 

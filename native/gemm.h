@@ -45,6 +45,11 @@ typedef struct {
 } ml_pack_call;
 
 void ml_pack(ml_pool *pool, const ml_pack_call *call);
+/* The same with the source in a file, its rows one after the other from offset_bytes on; they are
+ * read through `scratch`, which holds at least one row for each panel column. Returns 0, the errno
+ * of a read, or -1 where the file ends too early. call->source is not used. */
+int ml_pack_file(ml_pool *pool, const ml_pack_call *call, int fd, uint64_t offset_bytes,
+                 void *scratch, size_t scratch_bytes);
 
 typedef enum {
     ML_STORE = 0, /* out = product */

@@ -13,6 +13,7 @@ number of threads.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from native import isa
-from native.arrays import Array, as_array, as_vector, expect, expect_rows
+from native.arrays import ITEM_BYTES, Array, as_array, as_vector, expect, expect_rows
 from native.errors import InvalidArgumentError
 from native.threads import ThreadPool, ffi, lib, pool_pointer
 
@@ -122,25 +123,66 @@ def pack(
     the last row. Fastest where ranges begin and end at multiples of 32 rows.
     """
     rows = as_array(source, "source")
-    source_code = dtype_code(rows.dtype, "source")
     expect(rows, "source", columns=weight.k)
+    call = _pack_call(weight, rows.n_rows, rows.dtype, first_row, role)
+    call.source = ffi.cast("void *", rows.address)
+    call.source_stride_bytes = rows.stride_bytes
+    lib.ml_pack(pool_pointer(pool), call)
+
+
+def pack_file(
+    weight: PackedWeight,
+    descriptor: int,
+    offset_bytes: int,
+    n_rows: int,
+    source_dtype: str,
+    scratch: Any,
+    *,
+    first_row: int = 0,
+    role: str = "plain",
+    pool: ThreadPool | None = None,
+) -> None:
+    """`pack` of rows that lie one after the other in an open file, from `offset_bytes` on.
+
+    scratch: memory (uint8) for at least 64 rows, which they pass through. Raises EOFError where the
+    file ends before the rows do, OSError where it cannot be read.
+    """
+    call = _pack_call(weight, n_rows, source_dtype, first_row, role)
+    memory = as_array(scratch, "scratch")
+    scratch_bytes = memory.n_rows * memory.n_columns
+    least_bytes = lib.ML_PANEL_COLUMNS * weight.k * ITEM_BYTES[source_dtype]
+    if memory.dtype != "uint8" or scratch_bytes < least_bytes:
+        raise InvalidArgumentError(f"scratch: must be at least {least_bytes} bytes of uint8")
+    address = ffi.cast("void *", memory.address)
+    status = lib.ml_pack_file(
+        pool_pointer(pool), call, descriptor, offset_bytes, address, scratch_bytes
+    )
+    if status < 0:
+        raise EOFError(f"the file ends within {n_rows} rows from byte {offset_bytes} on")
+    if status > 0:
+        raise OSError(status, os.strerror(status))
+
+
+def _pack_call(
+    weight: PackedWeight, n_rows: int, source_dtype: str, first_row: int, role: str
+) -> Any:
+    """All of an `ml_pack_call *` but where the source is."""
+    source_code = dtype_code(source_dtype, "source")
     if role not in _ROLES or (role != "plain") != weight.pair:
         allowed = "gate or up for a pair" if weight.pair else "plain for a weight that is no pair"
         raise InvalidArgumentError(f"role: {role!r} must be {allowed}")
-    if first_row < 0 or first_row + rows.n_rows > weight.n:
+    if first_row < 0 or first_row + n_rows > weight.n:
         raise InvalidArgumentError(
-            f"first_row: rows {first_row} to {first_row + rows.n_rows - 1} are not within "
+            f"first_row: rows {first_row} to {first_row + n_rows - 1} are not within "
             f"the weight's {weight.n}"
         )
     call = ffi.new("ml_pack_call *")
     call.packed = ffi.cast("void *", weight.address)
-    call.source = ffi.cast("void *", rows.address)
-    call.source_stride_bytes = rows.stride_bytes
     call.n, call.k = weight.n, weight.k
-    call.first_row, call.n_rows = first_row, rows.n_rows
+    call.first_row, call.n_rows = first_row, n_rows
     call.packed_dtype, call.source_dtype = DTYPES[weight.dtype], source_code
     call.role = _ROLES[role]
-    lib.ml_pack(pool_pointer(pool), call)
+    return call
 
 
 class WeightGroup:

@@ -1,5 +1,8 @@
+#define _GNU_SOURCE
+#include <errno.h>
 #include <stdalign.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "gemm.h"
 #include "gemm_kernels.h"
@@ -128,4 +131,37 @@ void ml_pack(ml_pool *pool, const ml_pack_call *call) {
         .n_words = words_of(call->k, call->packed_dtype),
     };
     ml_pool_run(pool, end_unit - p.first_unit, 1, pack_units, &p);
+}
+
+/* 0, errno, or -1 at the end of the file. */
+static int read_fully(int fd, char *to, size_t size_bytes, uint64_t offset_bytes) {
+    while (size_bytes) {
+        ssize_t n = pread(fd, to, size_bytes, (off_t)offset_bytes);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return n < 0 ? errno : -1;
+        to += n;
+        size_bytes -= (size_t)n;
+        offset_bytes += (uint64_t)n;
+    }
+    return 0;
+}
+
+int ml_pack_file(ml_pool *pool, const ml_pack_call *call, int fd, uint64_t offset_bytes,
+                 void *scratch, size_t scratch_bytes) {
+    const size_t row_bytes = call->k * dtype_size(call->source_dtype);
+    /* Whole panels at a time, counted from the matrix's first row. */
+    const size_t most = scratch_bytes / row_bytes / ML_PANEL_COLUMNS * ML_PANEL_COLUMNS;
+    ml_pack_call piece = *call;
+    piece.source = scratch;
+    piece.source_stride_bytes = row_bytes;
+    const size_t end = call->first_row + call->n_rows;
+    for (; piece.first_row < end; piece.first_row += piece.n_rows) {
+        piece.n_rows = most - piece.first_row % ML_PANEL_COLUMNS;
+        if (piece.n_rows > end - piece.first_row) piece.n_rows = end - piece.first_row;
+        int status = read_fully(fd, scratch, piece.n_rows * row_bytes, offset_bytes);
+        if (status) return status;
+        ml_pack(pool, &piece);
+        offset_bytes += piece.n_rows * row_bytes;
+    }
+    return 0;
 }

@@ -89,6 +89,8 @@ static void report(ml_worker *worker, uint32_t slot) {
     atomic_store_explicit(&times->tasks, own->tasks, memory_order_relaxed);
     atomic_store_explicit(&times->busy_ns, own->busy_ns, memory_order_relaxed);
     atomic_store_explicit(&times->kv_read_bytes, own->kv_read_bytes, memory_order_relaxed);
+    atomic_store_explicit(&times->begin_ns, own->begin_ns, memory_order_relaxed);
+    atomic_store_explicit(&times->end_ns, own->end_ns, memory_order_relaxed);
     atomic_store_explicit(&times->job, own->job, memory_order_relaxed);
     uint32_t n = own->unreported;
     own->unreported = 0;
@@ -165,7 +167,8 @@ static int claim_unit(ml_worker *worker, uint32_t slot, ml_unit *unit, uint32_t 
 static void account(ml_worker *worker, const ml_unit *unit, uint32_t job, uint64_t start_ns) {
     ml_worker_job *own = &worker->jobs[unit->slot];
     uint64_t now_ns = ml_now_ns();
-    if (own->job != job) *own = (ml_worker_job){.job = job};
+    if (own->job != job) *own = (ml_worker_job){.job = job, .begin_ns = start_ns};
+    own->end_ns = now_ns;
     own->unreported++;
     own->tasks++;
     own->busy_ns += now_ns - start_ns;

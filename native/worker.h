@@ -12,6 +12,7 @@ typedef struct {
     uint32_t tasks;
     uint64_t busy_ns;
     uint64_t kv_read_bytes;
+    uint64_t begin_ns, end_ns; /* of the first and the last unit */
 } ml_worker_job;
 
 struct ml_worker {

@@ -51,7 +51,7 @@ KV_FORMATS = {
         KvFormat("fp32", 4),
         KvFormat("bf16", 2),
         KvFormat("fp8", 1),  # one scale per tensor, not counted
-        KvFormat("int8", 1, scale_bytes=2),  # an FP16 scale per token and head
+        KvFormat("int8", 1, scale_bytes=4),  # an FP32 scale per token and head
     )
 }
 

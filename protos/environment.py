@@ -27,6 +27,7 @@ NAMES = frozenset(
         "IMAGE",
         "ISA",
         "KV",
+        "KV_DTYPE",
         "LIFELINE_FD",
         "LISTEN",
         "LOCAL_LISTEN",

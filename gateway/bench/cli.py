@@ -42,7 +42,9 @@ def bench(
     async def run() -> int:
         work = _workload(requests, prompt, generate, workload, trace)
         lengths = tuple(work.lengths())
-        config = BenchConfig(stack.stack(model, None, show_logs=False), lengths, seed)
+        config = BenchConfig(
+            stack.stack(model, None, show_logs=False), lengths, seed, stack.timeline
+        )
         report = await run_bench(config)
         print(json.dumps(report.to_json(iterations), indent=2) if as_json else report.text())
         return 0

@@ -14,6 +14,7 @@ from moelens.client import AsyncClient, RequestFailed, request
 from moelens.v1.gpu_worker_pb2_grpc import GpuWorkerStub
 
 from gateway.bench.report import Measured, Report
+from gateway.bench.timeline import add_scheduler
 from gateway.launcher import Stack, StackConfig
 from gateway.pacing import EngineConfig
 from gateway.prediction import predict
@@ -35,6 +36,7 @@ class BenchConfig:
     stack: StackConfig
     lengths: tuple[Lengths, ...]
     seed: int = 0
+    timeline: Path | None = None  # that the stack is told to write
 
 
 async def run_bench(config: BenchConfig) -> Report:
@@ -47,7 +49,10 @@ async def run_bench(config: BenchConfig) -> Report:
             predicted = await _predicted(config, stack)
             warm_up_steps = await _warm_up(stack, log, config.seed)
             measured = await send_all(stack.address, config.lengths, config.seed)
-        measured.steps = _steps(log)[warm_up_steps:]
+        steps = _steps(log)
+        measured.steps = steps[warm_up_steps:]
+        if config.timeline is not None:
+            add_scheduler(config.timeline, steps)
     return Report(predicted, measured)
 
 

@@ -11,7 +11,7 @@ from tests.faults.rig import Rig
 from tests.servers import DEMO_MODEL
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """Ready, with the checkpoint that has a trap (see poison.py) and a short queue."""
     directory = tmp_path_factory.mktemp("faults")

@@ -74,6 +74,7 @@ class FakeWorker(GpuWorkerServicer):
         self.info = messages.GetInfoResponse(
             model_name="fake",
             dtype="fp32",
+            kv_dtype="fp32",
             device="cpu",
             vocab_size=VOCABULARY,
             max_context_tokens=context,

@@ -22,6 +22,7 @@ def info(model: Path, resident_share: float = 0.0) -> WorkerInfo:
         GetInfoResponse(
             model_config_json=(model / "config.json").read_text(),
             dtype="bf16",
+            kv_dtype="bf16",
             vocab_size=4096,
             max_context_tokens=2048,
             block_tokens=16,

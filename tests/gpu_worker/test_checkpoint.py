@@ -182,6 +182,16 @@ def test_large_tensors_pass_through_the_scratch_buffer_in_pieces(
     assert torch.equal(whole.memory, pieces.memory)
 
 
+@pytest.mark.parametrize("make_ops", [CpuOps, lambda dtype: TorchOps(dtype, torch.device("cpu"))])
+def test_fp16_weights_are_exact_in_fp32(single: Path, make_ops: Any) -> None:
+    tensors = {name: value.half() for name, value in load_file(single / SINGLE_NAME).items()}
+    save_file(tensors, single / SINGLE_NAME, {"format": "pt"})
+    half = load(single, make_ops(torch.float32))
+    exact = {name: value.float() for name, value in tensors.items()}
+    save_file(exact, single / SINGLE_NAME, {"format": "pt"})
+    assert torch.equal(half.memory, load(single, make_ops(torch.float32)).memory)
+
+
 def test_progress_counts_every_byte_and_loading_can_be_stopped(single: Path) -> None:
     from gpu_worker.errors import LoadingStopped
 

@@ -22,6 +22,7 @@ def config(**settings: Any) -> WorkerConfig:
     ("settings", "field"),
     [
         ({"dtype": "fp16"}, "dtype"),
+        ({"kv_dtype": "int4"}, "kv_dtype"),
         ({"device": "tpu"}, "device"),
         ({"schedule": "fast"}, "schedule"),
         ({"max_step_tokens": 0}, "max_step_tokens"),
@@ -66,6 +67,10 @@ def decoder(checkpoint_fp32: Path) -> DecoderConfig:
 def test_kv_blocks_fill_the_size_asked_for(decoder: DecoderConfig) -> None:
     assert choose_kv_blocks(config(kv_bytes=122_880), decoder, torch.float32, 0) == 10
     assert choose_kv_blocks(config(kv_bytes=122_880), decoder, torch.bfloat16, 0) == 20
+    int8 = config(kv_bytes=122_880, kv_dtype="int8")  # 16 bytes and a factor of 4 a token and head
+    assert choose_kv_blocks(int8, decoder, torch.bfloat16, 0) == 32
+    with pytest.raises(ConfigurationError, match="kv_dtype: int8 goes with --dtype bf16"):
+        choose_kv_blocks(int8, decoder, torch.float32, 0)
     with pytest.raises(ConfigurationError, match="kv: 12287 bytes hold no block of 12288"):
         choose_kv_blocks(config(kv_bytes=12_287), decoder, torch.float32, 0)
 

@@ -79,6 +79,20 @@ def test_logits_agree_with_transformers(
     assert torch.linalg.norm(found - expected) / torch.linalg.norm(expected) < tolerance
 
 
+def test_an_int8_cache_changes_logits_a_little(
+    checkpoint_bf16: Path, make_rig: Any, make_driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = prompts(1, 199, 300, seed=3)[0]
+    exact, rounded = (
+        logits_of_all_positions(
+            make_rig(checkpoint_bf16, kv_dtype=kv_dtype), make_driver, tokens, monkeypatch
+        )
+        for kv_dtype in ("auto", "int8")
+    )
+    change = torch.linalg.norm(rounded - exact) / torch.linalg.norm(exact)
+    assert 0 < change < 3e-2
+
+
 def assert_greedy_by_reference(
     directory: Path, tokens: list[int], n_prompt: int, dtype: torch.dtype, least_margin: float
 ) -> int:

@@ -123,7 +123,7 @@ def test_the_timeline_has_rows_for_link_device_and_attention(
     rig.timeline.save(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     rows = {event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert rows == {"device", "link", "CPU attention"}
+    assert rows == {"device", "link", "attention process 0"}
     assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
     names = {event["name"] for event in events if event["ph"] == "X"}
     assert {"GA 0 α", "GB 2 β", "weights 1"} <= names

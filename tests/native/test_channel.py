@@ -213,13 +213,20 @@ def test_both_slots_run_at_once(port: DevicePort) -> None:
 def test_times_tell_tasks_and_bytes(port: DevicePort) -> None:
     port.set_blocks(0, 0, range(100))
     port.prepare(0, items((0, SPLIT_TOKENS, 1, 0, 0)))
+    begin_s = time.monotonic()
     port.post(0, 1)
     times = port.wait(0, timeout_s=30)
+    end_s = time.monotonic()
     block_bytes = 2 * BLOCK_TOKENS * GEOMETRY.n_kv_heads * GEOMETRY.head_dim * 4
     assert times.kv_read_bytes == (SPLIT_TOKENS // BLOCK_TOKENS + 1) * block_bytes
     assert times.tasks >= 1
     assert 0 < times.longest_s <= times.busy_s
     assert times.longest_s <= times.elapsed_s
+    spans = [span for span in port.process_spans(0) if span != (0, 0)]
+    assert 1 <= len(spans) <= times.tasks
+    assert all(begin_s <= begin < end <= end_s for begin, end in spans)
+    with pytest.raises(InvalidArgumentError, match="slot: must be below 2"):
+        port.process_spans(2)
 
 
 def test_store_only_writes_no_output(port: DevicePort) -> None:

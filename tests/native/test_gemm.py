@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -174,6 +175,46 @@ def test_packing_in_ranges_gives_the_documented_layout(
         for first, end in itertools.pairwise(bounds):
             gemm.pack(weight, source[first:end], first_row=first)
     assert packed_bytes(weight) == expected_layout(source, packed_dtype)
+
+
+@each_isa
+@pytest.mark.parametrize(("n", "k", "scratch_rows"), [(20, 38, 64), (200, 38, 64), (333, 64, 150)])
+@pytest.mark.parametrize("source_dtype", ["fp32", "bf16"])
+def test_packing_from_a_file_is_packing(
+    isa_name: str, n: int, k: int, scratch_rows: int, source_dtype: str, tmp_path: Path
+) -> None:
+    source = random(n, k, source_dtype)
+    file = tmp_path / "rows"
+    file.write_bytes(b"header" + source.view(torch.uint8).numpy().tobytes())
+    row_bytes = k * source.itemsize
+    scratch = torch.empty(scratch_rows * row_bytes, dtype=torch.uint8)
+    weight = gemm.allocate(n, k, "bf16")
+    ctypes.memset(weight.address, 0xFF, weight.size_bytes)
+    cut = 13
+    with file.open("rb") as stream, using_isa(isa_name):
+        for first, count in ((0, cut), (cut, n - cut)):
+            gemm.pack_file(
+                weight,
+                stream.fileno(),
+                len(b"header") + first * row_bytes,
+                count,
+                source_dtype,
+                scratch,
+                first_row=first,
+            )
+        assert packed_bytes(weight) == expected_layout(source, "bf16")
+        with pytest.raises(EOFError, match=f"the file ends within {n} rows from byte 7 on"):
+            gemm.pack_file(weight, stream.fileno(), 7, n, source_dtype, scratch)
+        with pytest.raises(InvalidArgumentError, match="scratch: must be at least"):
+            gemm.pack_file(weight, stream.fileno(), 6, n, source_dtype, scratch[: 63 * row_bytes])
+    with pytest.raises(OSError, match="descriptor"):
+        gemm.pack_file(weight, stream_closed(file), 6, n, source_dtype, scratch)
+
+
+def stream_closed(file: Path) -> int:
+    """A descriptor that is none any more."""
+    with file.open("rb") as stream:
+        return stream.fileno()
 
 
 def expected_layout(source: torch.Tensor, dtype: str) -> bytes:

@@ -49,7 +49,7 @@ def test_mxfp4_leaves_attention_alone():
 def test_kv_formats():
     assert MIXTRAL.kv_bytes_per_token == 32 * 2 * 8 * 128 * 2
     assert MIXTRAL.with_formats(kv="fp8").kv_bytes_per_token == 32 * 2 * 8 * 128
-    assert MIXTRAL.with_formats(kv="int8").kv_bytes_per_token == 32 * 2 * 8 * (128 + 2)
+    assert MIXTRAL.with_formats(kv="int8").kv_bytes_per_token == 32 * 2 * 8 * (128 + 4)
     deepseek = catalogue.model("deepseek-v3")
     assert deepseek.kv_bytes_per_token == 61 * (512 + 64) * 2
 

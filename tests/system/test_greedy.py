@@ -10,7 +10,7 @@ from tests.system.models import judge
 
 PROMPTS, LONGEST, GENERATED = 64, 300, 32
 # Room for the longest sequence and little more, so that decodes push each other out.
-TIGHT = {"kv_blocks": 26, "chunk_tokens": 16, "step_tokens": 96}
+TIGHT = {"kv_blocks": 40, "chunk_tokens": 16, "step_tokens": 96}
 
 DEMO = [
     Setting("bf16", processes=1, isa="scalar"),

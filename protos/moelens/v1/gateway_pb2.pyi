@@ -222,7 +222,7 @@ class GetModelRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("model", "family", "dtype", "device", "vocab_size", "max_context_tokens", "eos_token_ids", "total_parameters", "active_parameters", "weights_bytes", "kv_bytes_per_token", "kv_capacity_tokens", "has_chat_template")
+    __slots__ = ("model", "family", "dtype", "device", "vocab_size", "max_context_tokens", "eos_token_ids", "total_parameters", "active_parameters", "weights_bytes", "kv_bytes_per_token", "kv_capacity_tokens", "has_chat_template", "kv_dtype")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +236,7 @@ class GetModelResponse(_message.Message):
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     KV_CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
     model: str
     family: str
     dtype: str
@@ -249,7 +250,8 @@ class GetModelResponse(_message.Message):
     kv_bytes_per_token: int
     kv_capacity_tokens: int
     has_chat_template: bool
-    def __init__(self, model: _Optional[str] = ..., family: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., total_parameters: _Optional[int] = ..., active_parameters: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., has_chat_template: _Optional[bool] = ...) -> None: ...
+    kv_dtype: str
+    def __init__(self, model: _Optional[str] = ..., family: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., total_parameters: _Optional[int] = ..., active_parameters: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., has_chat_template: _Optional[bool] = ..., kv_dtype: _Optional[str] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from moelens.v1 import common_pb2 as moelens_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bmoelens/v1/gpu_worker.proto\x12\nmoelens.v1\x1a\x17moelens/v1/common.proto\"\x10\n\x0eGetInfoRequest\"\xdf\x02\n\x0fGetInfoResponse\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x19\n\x11model_config_json\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x06 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x07 \x01(\r\x12\x11\n\tkv_blocks\x18\x08 \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\t \x01(\r\x12\x15\n\rmax_sequences\x18\n \x01(\r\x12\x1a\n\x12hardware_spec_json\x18\x0b \x01(\t\x12\x10\n\x08schedule\x18\x0c \x01(\t\x12\x1d\n\x15preferred_step_tokens\x18\r \x01(\r\x12\x10\n\x08kv_epoch\x18\x0e \x01(\x04\x12\x16\n\x0eresident_share\x18\x0f \x01(\x01\"d\n\x0cLoadProgress\x12\x14\n\x0cloaded_bytes\x18\x01 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x13\n\x0b\x62ytes_per_s\x18\x03 \x01(\x01\x12\x14\n\x0cseconds_left\x18\x04 \x01(\x01\"4\n\x0e\x45xecuteRequest\x12\"\n\x04plan\x18\x01 \x01(\x0b\x32\x14.moelens.v1.StepPlan\"|\n\rSequenceStart\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.moelens.v1.SamplingParams\"\x9a\x02\n\x08StepPlan\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x1d\n\x15released_sequence_ids\x18\x02 \x03(\x04\x12)\n\x06starts\x18\x03 \x03(\x0b\x32\x19.moelens.v1.SequenceStart\x12\x1a\n\x12\x63hunk_sequence_ids\x18\x04 \x03(\x04\x12\x1d\n\x15\x63hunk_start_positions\x18\x05 \x03(\r\x12\x1a\n\x12\x63hunk_token_counts\x18\x06 \x03(\r\x12\x15\n\rchunk_samples\x18\x07 \x03(\x08\x12\x1e\n\x16\x63hunk_new_block_counts\x18\x08 \x03(\r\x12\x12\n\nnew_blocks\x18\t \x03(\r\x12\x11\n\ttimeout_s\x18\n \x01(\x01\"9\n\x0f\x45xecuteResponse\x12&\n\x06result\x18\x01 \x01(\x0b\x32\x16.moelens.v1.StepResult\"\xc7\x01\n\nStepResult\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x14\n\x0csequence_ids\x18\x02 \x03(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12.\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1c.moelens.v1.SequenceLogprobs\x12$\n\x05times\x18\x05 \x01(\x0b\x32\x15.moelens.v1.StepTimes\x12)\n\x06\x65rrors\x18\x06 \x03(\x0b\x32\x19.moelens.v1.SequenceError\"5\n\rSequenceError\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x9b\x01\n\x10SequenceLogprobs\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12(\n\x05token\x18\x02 \x01(\x0b\x32\x19.moelens.v1.TokenLogprobs\x12\x1d\n\x15prompt_start_position\x18\x03 \x01(\r\x12)\n\x06prompt\x18\x04 \x03(\x0b\x32\x19.moelens.v1.TokenLogprobs\"\x9f\x02\n\tStepTimes\x12\x0f\n\x07total_s\x18\x01 \x01(\x01\x12\x10\n\x08\x64\x65vice_s\x18\x02 \x01(\x01\x12\x13\n\x0b\x61ttention_s\x18\x03 \x01(\x01\x12\x0e\n\x06link_s\x18\x04 \x01(\x01\x12\x12\n\nsampling_s\x18\x05 \x01(\x01\x12\x13\n\x0bidle_link_s\x18\x06 \x01(\x01\x12\x18\n\x10idle_attention_s\x18\x07 \x01(\x01\x12\x14\n\x0cidle_other_s\x18\x08 \x01(\x01\x12\x17\n\x0fwait_for_plan_s\x18\t \x01(\x01\x12\x15\n\rkv_read_bytes\x18\n \x01(\x04\x12\x1e\n\x16weights_streamed_bytes\x18\x0b \x01(\x04\x12\x0e\n\x06gemm_s\x18\x0c \x01(\x01\x12\x11\n\trouting_s\x18\r \x01(\x01\x32\x97\x01\n\tGpuWorker\x12\x42\n\x07GetInfo\x12\x1a.moelens.v1.GetInfoRequest\x1a\x1b.moelens.v1.GetInfoResponse\x12\x46\n\x07\x45xecute\x12\x1a.moelens.v1.ExecuteRequest\x1a\x1b.moelens.v1.ExecuteResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bmoelens/v1/gpu_worker.proto\x12\nmoelens.v1\x1a\x17moelens/v1/common.proto\"\x10\n\x0eGetInfoRequest\"\xf1\x02\n\x0fGetInfoResponse\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x19\n\x11model_config_json\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x06 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x07 \x01(\r\x12\x11\n\tkv_blocks\x18\x08 \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\t \x01(\r\x12\x15\n\rmax_sequences\x18\n \x01(\r\x12\x1a\n\x12hardware_spec_json\x18\x0b \x01(\t\x12\x10\n\x08schedule\x18\x0c \x01(\t\x12\x1d\n\x15preferred_step_tokens\x18\r \x01(\r\x12\x10\n\x08kv_epoch\x18\x0e \x01(\x04\x12\x16\n\x0eresident_share\x18\x0f \x01(\x01\x12\x10\n\x08kv_dtype\x18\x10 \x01(\t\"d\n\x0cLoadProgress\x12\x14\n\x0cloaded_bytes\x18\x01 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x13\n\x0b\x62ytes_per_s\x18\x03 \x01(\x01\x12\x14\n\x0cseconds_left\x18\x04 \x01(\x01\"4\n\x0e\x45xecuteRequest\x12\"\n\x04plan\x18\x01 \x01(\x0b\x32\x14.moelens.v1.StepPlan\"|\n\rSequenceStart\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.moelens.v1.SamplingParams\"\x9a\x02\n\x08StepPlan\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x1d\n\x15released_sequence_ids\x18\x02 \x03(\x04\x12)\n\x06starts\x18\x03 \x03(\x0b\x32\x19.moelens.v1.SequenceStart\x12\x1a\n\x12\x63hunk_sequence_ids\x18\x04 \x03(\x04\x12\x1d\n\x15\x63hunk_start_positions\x18\x05 \x03(\r\x12\x1a\n\x12\x63hunk_token_counts\x18\x06 \x03(\r\x12\x15\n\rchunk_samples\x18\x07 \x03(\x08\x12\x1e\n\x16\x63hunk_new_block_counts\x18\x08 \x03(\r\x12\x12\n\nnew_blocks\x18\t \x03(\r\x12\x11\n\ttimeout_s\x18\n \x01(\x01\"9\n\x0f\x45xecuteResponse\x12&\n\x06result\x18\x01 \x01(\x0b\x32\x16.moelens.v1.StepResult\"\xc7\x01\n\nStepResult\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x14\n\x0csequence_ids\x18\x02 \x03(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12.\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1c.moelens.v1.SequenceLogprobs\x12$\n\x05times\x18\x05 \x01(\x0b\x32\x15.moelens.v1.StepTimes\x12)\n\x06\x65rrors\x18\x06 \x03(\x0b\x32\x19.moelens.v1.SequenceError\"5\n\rSequenceError\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x9b\x01\n\x10SequenceLogprobs\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12(\n\x05token\x18\x02 \x01(\x0b\x32\x19.moelens.v1.TokenLogprobs\x12\x1d\n\x15prompt_start_position\x18\x03 \x01(\r\x12)\n\x06prompt\x18\x04 \x03(\x0b\x32\x19.moelens.v1.TokenLogprobs\"\x9f\x02\n\tStepTimes\x12\x0f\n\x07total_s\x18\x01 \x01(\x01\x12\x10\n\x08\x64\x65vice_s\x18\x02 \x01(\x01\x12\x13\n\x0b\x61ttention_s\x18\x03 \x01(\x01\x12\x0e\n\x06link_s\x18\x04 \x01(\x01\x12\x12\n\nsampling_s\x18\x05 \x01(\x01\x12\x13\n\x0bidle_link_s\x18\x06 \x01(\x01\x12\x18\n\x10idle_attention_s\x18\x07 \x01(\x01\x12\x14\n\x0cidle_other_s\x18\x08 \x01(\x01\x12\x17\n\x0fwait_for_plan_s\x18\t \x01(\x01\x12\x15\n\rkv_read_bytes\x18\n \x01(\x04\x12\x1e\n\x16weights_streamed_bytes\x18\x0b \x01(\x04\x12\x0e\n\x06gemm_s\x18\x0c \x01(\x01\x12\x11\n\trouting_s\x18\r \x01(\x01\x32\x97\x01\n\tGpuWorker\x12\x42\n\x07GetInfo\x12\x1a.moelens.v1.GetInfoRequest\x1a\x1b.moelens.v1.GetInfoResponse\x12\x46\n\x07\x45xecute\x12\x1a.moelens.v1.ExecuteRequest\x1a\x1b.moelens.v1.ExecuteResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,25 +35,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETINFOREQUEST']._serialized_start=68
   _globals['_GETINFOREQUEST']._serialized_end=84
   _globals['_GETINFORESPONSE']._serialized_start=87
-  _globals['_GETINFORESPONSE']._serialized_end=438
-  _globals['_LOADPROGRESS']._serialized_start=440
-  _globals['_LOADPROGRESS']._serialized_end=540
-  _globals['_EXECUTEREQUEST']._serialized_start=542
-  _globals['_EXECUTEREQUEST']._serialized_end=594
-  _globals['_SEQUENCESTART']._serialized_start=596
-  _globals['_SEQUENCESTART']._serialized_end=720
-  _globals['_STEPPLAN']._serialized_start=723
-  _globals['_STEPPLAN']._serialized_end=1005
-  _globals['_EXECUTERESPONSE']._serialized_start=1007
-  _globals['_EXECUTERESPONSE']._serialized_end=1064
-  _globals['_STEPRESULT']._serialized_start=1067
-  _globals['_STEPRESULT']._serialized_end=1266
-  _globals['_SEQUENCEERROR']._serialized_start=1268
-  _globals['_SEQUENCEERROR']._serialized_end=1321
-  _globals['_SEQUENCELOGPROBS']._serialized_start=1324
-  _globals['_SEQUENCELOGPROBS']._serialized_end=1479
-  _globals['_STEPTIMES']._serialized_start=1482
-  _globals['_STEPTIMES']._serialized_end=1769
-  _globals['_GPUWORKER']._serialized_start=1772
-  _globals['_GPUWORKER']._serialized_end=1923
+  _globals['_GETINFORESPONSE']._serialized_end=456
+  _globals['_LOADPROGRESS']._serialized_start=458
+  _globals['_LOADPROGRESS']._serialized_end=558
+  _globals['_EXECUTEREQUEST']._serialized_start=560
+  _globals['_EXECUTEREQUEST']._serialized_end=612
+  _globals['_SEQUENCESTART']._serialized_start=614
+  _globals['_SEQUENCESTART']._serialized_end=738
+  _globals['_STEPPLAN']._serialized_start=741
+  _globals['_STEPPLAN']._serialized_end=1023
+  _globals['_EXECUTERESPONSE']._serialized_start=1025
+  _globals['_EXECUTERESPONSE']._serialized_end=1082
+  _globals['_STEPRESULT']._serialized_start=1085
+  _globals['_STEPRESULT']._serialized_end=1284
+  _globals['_SEQUENCEERROR']._serialized_start=1286
+  _globals['_SEQUENCEERROR']._serialized_end=1339
+  _globals['_SEQUENCELOGPROBS']._serialized_start=1342
+  _globals['_SEQUENCELOGPROBS']._serialized_end=1497
+  _globals['_STEPTIMES']._serialized_start=1500
+  _globals['_STEPTIMES']._serialized_end=1787
+  _globals['_GPUWORKER']._serialized_start=1790
+  _globals['_GPUWORKER']._serialized_end=1941
 # @@protoc_insertion_point(module_scope)

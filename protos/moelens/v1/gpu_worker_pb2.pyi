@@ -12,7 +12,7 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetInfoResponse(_message.Message):
-    __slots__ = ("model_name", "model_config_json", "dtype", "device", "vocab_size", "max_context_tokens", "block_tokens", "kv_blocks", "max_step_tokens", "max_sequences", "hardware_spec_json", "schedule", "preferred_step_tokens", "kv_epoch", "resident_share")
+    __slots__ = ("model_name", "model_config_json", "dtype", "device", "vocab_size", "max_context_tokens", "block_tokens", "kv_blocks", "max_step_tokens", "max_sequences", "hardware_spec_json", "schedule", "preferred_step_tokens", "kv_epoch", "resident_share", "kv_dtype")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class GetInfoResponse(_message.Message):
     PREFERRED_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_EPOCH_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_SHARE_FIELD_NUMBER: _ClassVar[int]
+    KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     model_config_json: str
     dtype: str
@@ -43,7 +44,8 @@ class GetInfoResponse(_message.Message):
     preferred_step_tokens: int
     kv_epoch: int
     resident_share: float
-    def __init__(self, model_name: _Optional[str] = ..., model_config_json: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., hardware_spec_json: _Optional[str] = ..., schedule: _Optional[str] = ..., preferred_step_tokens: _Optional[int] = ..., kv_epoch: _Optional[int] = ..., resident_share: _Optional[float] = ...) -> None: ...
+    kv_dtype: str
+    def __init__(self, model_name: _Optional[str] = ..., model_config_json: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., hardware_spec_json: _Optional[str] = ..., schedule: _Optional[str] = ..., preferred_step_tokens: _Optional[int] = ..., kv_epoch: _Optional[int] = ..., resident_share: _Optional[float] = ..., kv_dtype: _Optional[str] = ...) -> None: ...
 
 class LoadProgress(_message.Message):
     __slots__ = ("loaded_bytes", "total_bytes", "bytes_per_s", "seconds_left")
