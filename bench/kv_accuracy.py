@@ -21,6 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from moelens.client import AsyncClient
+from tokenizers import Tokenizer
 
 from gateway.launcher import Stack, StackConfig
 
@@ -42,10 +43,10 @@ class Outcome:
 async def run(model: Path, kv_dtype: str, text: str) -> Outcome:
     """Loss of the windows and their greedy continuations."""
     flags = (*FLAGS, f"--kv-dtype={kv_dtype}")
-    config = StackConfig(model, None, options={"gpu-worker": flags})
+    config = StackConfig(model, options={"gpu-worker": flags}, show_logs=False)
     async with Stack(config) as stack, AsyncClient(stack.address) as client:
         served = await client.model()
-        ids = await client.tokenize(text, special_tokens=False)
+        ids = Tokenizer.from_file(str(model / "tokenizer.json")).encode(text).ids
         starts = range(0, len(ids) - WINDOW_TOKENS + 1, WINDOW_TOKENS)
         windows = [ids[start : start + WINDOW_TOKENS] for start in starts]
         scored = await asyncio.gather(

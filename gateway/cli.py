@@ -26,7 +26,7 @@ SUBCOMMANDS = {
     "gateway": ("gateway.serve", "Serve the public API (one of the four services)."),
     "gpu-worker": ("gpu_worker.cli", "Execute the steps of one model (one of the four)."),
     "cpu-worker": ("cpu_worker.cli", "Hold the KV cache, compute attention (one of the four)."),
-    "profile": ("gpu_worker.profile_cli", "Measure this machine for the planner."),
+    "profile": ("gateway.profile", "Measure this machine for the planner."),
     "bench": ("gateway.bench.cli", "Measure throughput against the planner's prediction."),
     "call": ("gateway.call", "Call any RPC of any service, known by its reflection."),
     "health": ("gateway.health", "Ask a service whether it serves; exit status 0 if so."),

@@ -6,6 +6,7 @@ before the first token.
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from statistics import fmean
 
 from gateway.pacing import EngineConfig, paced, scheduler_limits
@@ -21,7 +22,8 @@ def worker_costs(info: WorkerInfo, model: ModelSpec) -> IterationCosts:
     """Cost terms of this worker. Raises InvalidInputError where its profile lacks a rate."""
     hardware = HardwareSpec.from_json(json.loads(info.hardware_spec_json))
     stored = model.with_formats(weights=info.dtype, kv=info.kv_dtype)
-    return iteration_costs(stored, hardware, info.resident_share)
+    costs = iteration_costs(stored, hardware, info.resident_share)
+    return replace(costs, n_groups=2 if info.schedule == "pipelined" else 1)
 
 
 def predict(

@@ -49,6 +49,8 @@ class Measured:
 
     values: dict[str, float]
     source: str
+    # Points behind device_time_*: (tokens, seconds of a layer).
+    device_time: tuple[tuple[float, float], ...] = ()
 
 
 def quality(what: str, line: LinearFit) -> str:

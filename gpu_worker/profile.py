@@ -12,7 +12,7 @@ from gpu_worker.profile_attention import AttentionProfiler
 from gpu_worker.profile_device import DeviceProfiler
 from gpu_worker.runtime import LoadedModel
 from native.channel import DevicePort
-from planner.hardware import HardwareSpec
+from planner.hardware import Curve, HardwareSpec
 from planner.spec import ModelSpec
 
 # Without a link a step should be so large that its fixed cost is this share of the rest.
@@ -45,6 +45,9 @@ def profile(
     for measured in found:
         source = f"{effort.name}: {measured.source}"
         hardware = hardware.with_values("measured", source, **measured.values)
+        if len(measured.device_time) > 1:
+            curve = Curve(measured.device_time, "measured", source)
+            hardware = dataclasses.replace(hardware, device_time_curve=curve)
     return hardware, found
 
 

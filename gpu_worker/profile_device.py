@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Iterator
+from itertools import accumulate
 
 import torch
 
@@ -35,7 +36,9 @@ class DeviceProfiler:
         if per_token_s == 0:  # a disturbed measurement of a tiny model
             fixed_s, per_token_s = 0.0, times_s[-1] / counts[-1]
         values = {"device_time_fixed_s": fixed_s, "device_time_per_token_s": per_token_s}
-        return Measured(values, quality(f"{counts[0]} to {counts[-1]} tokens", line))
+        # More tokens never take less time; what says so is noise.
+        points = tuple(zip(map(float, counts), accumulate(times_s, max), strict=True))
+        return Measured(values, quality(f"{counts[0]} to {counts[-1]} tokens", line), points)
 
     @torch.inference_mode()
     def _layer_s(self, n_tokens: int) -> float:

@@ -3,7 +3,9 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
+from planner.costs import IterationCosts, StepLoad
 from planner.errors import InvalidInputError
 from planner.hardware import HardwareSpec, Quantity
 
@@ -68,7 +70,33 @@ def calibrate(
         source = f"fitted to {fit.steps} steps, mean error {fit.mean_error_share:.1%}"
         quantities = {k: Quantity(v, "measured", source) for k, v in fit.values.items()}
         fitted = replace(fitted, **quantities)  # type: ignore[arg-type]
+        if fit.term == "device":
+            fitted = replace(fitted, device_time_curve=None)  # the line is newer
     return replace(fitted, profiled_model=model_name), found
+
+
+def calibrate_overheads(
+    costs: IterationCosts, steps: Sequence[tuple[StepLoad, float]]
+) -> dict[str, float]:
+    """step_overhead_s and step_overhead_sequence_s from loads and wall seconds: what a step took
+    beyond its predicted time without them, as a line in its sequences.
+
+    Only steps that the link does not limit count (there it would be hidden); of several with as
+    many sequences, the median. Empty where there are no two such numbers of sequences.
+    """
+    bare = replace(costs, overhead_fixed_s=0.0, overhead_sequence_s=0.0)
+    beyond: dict[float, list[float]] = {}
+    for load, wall_s in steps:
+        time = bare.iteration(load)
+        if time.limit in ("device", "attention", "head", "overhead"):
+            beyond.setdefault(load.sequences, []).append(max(0.0, wall_s - time.total_s))
+    if len(beyond) < 2:
+        return {}
+    rows = [(1.0, sequences) for sequences in beyond]
+    found = _least_squares(rows, [median(values) for values in beyond.values()])
+    if found is None:
+        return {}
+    return {"step_overhead_s": found[0], "step_overhead_sequence_s": found[1]}
 
 
 def _device(steps: Sequence[ObservedStep], n_layers: int) -> Fit | None:

@@ -15,6 +15,10 @@ from planner.hardware import HardwareSpec
 from planner.scheduler import Step
 from planner.spec import ModelSpec
 
+#: Layers of weights that device memory holds beside the resident ones: as far as the link works
+#: ahead while nothing is computed.
+BUFFERED_LAYERS = 2
+
 
 class ExecutionMode(enum.Enum):
     """Which of link, device and CPU attention work at the same time."""
@@ -93,7 +97,8 @@ class StepLoad(NamedTuple):
 
 class IterationTime(NamedTuple):
     """Seconds of one iteration. The five resources are busy times over all layers; `layers_s` is
-    what the layers take together, which is less than their sum where they overlap."""
+    what the layers take together, which is less than their sum where they overlap. Of head and
+    overhead `hidden_s` is hidden: meanwhile the link works ahead on the next pass."""
 
     h2d_s: float
     d2h_s: float
@@ -103,11 +108,12 @@ class IterationTime(NamedTuple):
     layers_s: float
     head_s: float
     overhead_s: float
+    hidden_s: float
     limit: str  # "link", "link_d2h", "device", "attention", "host_memory", "head" or "overhead"
 
     @property
     def total_s(self) -> float:
-        return self.layers_s + self.head_s + self.overhead_s
+        return self.layers_s + self.head_s + self.overhead_s - self.hidden_s
 
 
 @dataclass(frozen=True)
@@ -188,7 +194,7 @@ class IterationCosts:
             layer_bytes=model.streamed_bytes_per_pass / model.n_layers,
             device_time=_device_time(model, machine),
             mode=mode,
-            n_groups=2 if mode is ExecutionMode.PIPELINED else 1,
+            n_groups=2 if _splits(mode, machine) else 1,
             resident_share=resident_share,
             link_h2d_bytes_per_s=machine.value("link_h2d_bytes_per_s"),
             link_d2h_bytes_per_s=machine.value("link_d2h_bytes_per_s"),
@@ -228,9 +234,11 @@ class IterationCosts:
             "attention": attention_s,
             "host_memory": self._host_memory_s(load),
         }
-        layers_s, limit = self._layers(parts, groups)
+        layers_s, slack_s, limit = self._layers(parts, groups)
         head_s = self.head_fixed_s + self.head_token_s * load.sampled_tokens if load.tokens else 0.0
         overhead_s = self.overhead_fixed_s + self.overhead_sequence_s * load.sequences
+        ahead_s = BUFFERED_LAYERS * self._streamed_s
+        hidden_s = min(head_s + overhead_s, slack_s, ahead_s)
         rest_s, rest = max((head_s, "head"), (overhead_s, "overhead"))
         return IterationTime(
             h2d_s=self.n_layers * parts["link"],
@@ -241,11 +249,12 @@ class IterationCosts:
             layers_s=layers_s,
             head_s=head_s,
             overhead_s=overhead_s,
+            hidden_s=hidden_s,
             limit=rest if rest_s > layers_s else limit,
         )
 
-    def _layers(self, parts: dict[str, float], groups: int) -> tuple[float, str]:
-        """L · stage + prologue, and the resource that is busiest.
+    def _layers(self, parts: dict[str, float], groups: int) -> tuple[float, float, str]:
+        """L · stage + prologue; how much of it nothing is computed; and the busiest resource.
 
         Pipelined: stage = max(h2d, d2h, max(C, G), host memory) for groups of equal cost; the
         prologue fills the pipeline with the shorter half of one group, where the link leaves no
@@ -256,7 +265,7 @@ class IterationCosts:
         transfers_s = max(parts["link"], parts["link_d2h"], parts["host_memory"])
         if self.mode is ExecutionMode.SEQUENTIAL:
             copies_s = parts["link"] + parts["link_d2h"]
-            return self.n_layers * max(device_s + attention_s + copies_s, transfers_s), limit
+            return self.n_layers * max(device_s + attention_s + copies_s, transfers_s), 0.0, limit
         if self.mode is ExecutionMode.PIPELINED and groups > 1:
             fill_s = min(device_s, attention_s) / groups
             compute_s = self.n_layers * max(device_s, attention_s) + fill_s
@@ -264,7 +273,8 @@ class IterationCosts:
             compute_s = self.n_layers * (device_s + attention_s)
             if compute_s > self.n_layers * transfers_s:
                 limit = "device" if device_s >= attention_s else "attention"
-        return max(compute_s, self.n_layers * transfers_s), limit
+        layers_s = max(compute_s, self.n_layers * transfers_s)
+        return layers_s, layers_s - compute_s, limit
 
     def _device_s(self, load: StepLoad, groups: int) -> float:
         """G summed over the groups, each with its share of the tokens, and prefill attention."""
@@ -296,6 +306,12 @@ class IterationCosts:
     def _streamed_bytes(self) -> float:
         return self.layer_bytes * (1 - self.resident_share)
 
+    @property
+    def _streamed_s(self) -> float:
+        """Of a layer's weights over the link."""
+        rate = self.link_h2d_bytes_per_s
+        return self._streamed_bytes / rate if rate else 0.0
+
     def _h2d_s(self, load: StepLoad) -> float:
         """(W_l (1-r) + n · attention output) / B_IO."""
         if self.link_h2d_bytes_per_s is None:
@@ -325,6 +341,13 @@ class IterationCosts:
         return (streamed + self._kv_read_bytes(load)) / self.host_read_bytes_per_s
 
 
+def _splits(mode: ExecutionMode, machine: HardwareSpec) -> bool:
+    """Whether a step is split into α and β: so that the link works beside the rest."""
+    if mode is ExecutionMode.SHARED_CORES:
+        return machine.link_h2d_bytes_per_s is not None
+    return mode is ExecutionMode.PIPELINED
+
+
 def _device_flops_per_s(machine: HardwareSpec, model: ModelSpec) -> float:
     sustained = machine.value("gpu_sustained_flops_per_s") or machine.value("gpu_flops_per_s")
     if sustained:
@@ -339,6 +362,8 @@ def _device_flops_per_s(machine: HardwareSpec, model: ModelSpec) -> float:
 
 def _device_time(model: ModelSpec, machine: HardwareSpec) -> PiecewiseLine:
     """G of one layer: measured, else its FLOPs, but at least one read of its weights."""
+    if machine.device_time_curve is not None and _profiled(model, machine):
+        return PiecewiseLine(machine.device_time_curve.points)
     fixed_s = machine.value("device_time_fixed_s")
     per_token_s = machine.value("device_time_per_token_s")
     if fixed_s is not None and per_token_s is not None and _profiled(model, machine):

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -41,6 +42,26 @@ class Quantity:
 
     def to_json(self) -> dict[str, object]:
         return {"value": self.value, "provenance": self.provenance, "source": self.source}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds measured at some counts, which ascend; with its origin, as a `Quantity`."""
+
+    points: tuple[tuple[float, float], ...]
+    provenance: str
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for value in (number for point in self.points for number in point):
+            Quantity(value, self.provenance, self.source)
+        counts = [count for count, _ in self.points]
+        if len(counts) < 2 or any(a >= b for a, b in pairwise(counts)):
+            raise InvalidInputError("points", "must be at least two, with ascending counts")
+
+    def to_json(self) -> dict[str, object]:
+        points = [list(point) for point in self.points]
+        return {"points": points, "provenance": self.provenance, "source": self.source}
 
 
 @dataclass(frozen=True)
@@ -83,6 +104,8 @@ class HardwareSpec:
     device_time_fixed_s: Quantity | None = None
     device_time_per_token_s: Quantity | None = None
     n_real_tokens: Quantity | None = None
+    #: The same G at the counts where it was measured; used instead of the line where it is known.
+    device_time_curve: Curve | None = None
     #: Scheduling and control messages of one iteration that execution does not hide.
     step_overhead_s: Quantity | None = None
     step_overhead_sequence_s: Quantity | None = None
@@ -149,7 +172,11 @@ class HardwareSpec:
             name: None if quantity is None else quantity.to_json()
             for name, quantity in self.quantities().items()
         }
-        return {"schema": SCHEMA, **plain, **rates}
+        curves = {
+            name: None if curve is None else curve.to_json()
+            for name, curve in ((name, getattr(self, name)) for name in CURVE_FIELDS)
+        }
+        return {"schema": SCHEMA, **plain, **rates, **curves}
 
     @staticmethod
     def from_json(data: Mapping[str, Any], where: str = "hardware") -> "HardwareSpec":
@@ -158,7 +185,8 @@ class HardwareSpec:
             raise InvalidInputError(
                 f"{where}.schema", f"must be {SCHEMA!r}, is {data.get('schema')!r}"
             )
-        reject_unknown_keys(data, ("schema", *PLAIN_FIELDS, *QUANTITY_FIELDS), where)
+        known = ("schema", *PLAIN_FIELDS, *QUANTITY_FIELDS, *CURVE_FIELDS)
+        reject_unknown_keys(data, known, where)
         if not isinstance(data.get("name"), str):
             raise InvalidInputError(f"{where}.name", "must be a text")
         values: dict[str, Any] = {}
@@ -167,6 +195,8 @@ class HardwareSpec:
                 values[name] = _plain(data[name], name, where)
         for name in QUANTITY_FIELDS:
             values[name] = parse_quantity(data.get(name), f"{where}.{name}")
+        for name in CURVE_FIELDS:
+            values[name] = parse_curve(data.get(name), f"{where}.{name}")
         return HardwareSpec(**values)
 
     @staticmethod
@@ -204,6 +234,23 @@ def parse_quantity(data: Any, where: str) -> Quantity | None:
         raise InvalidInputError(f"{where}.{error.field}", error.problem) from error
 
 
+def parse_curve(data: Any, where: str) -> Curve | None:
+    """A curve from JSON: null, or an object of points, provenance and source."""
+    if data is None:
+        return None
+    if not isinstance(data, Mapping):
+        raise InvalidInputError(where, "must be null or an object of points, provenance, source")
+    reject_unknown_keys(data, ("points", "provenance", "source"), where)
+    try:
+        points = tuple((float(count), float(seconds)) for count, seconds in data["points"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidInputError(f"{where}.points", "must be pairs of numbers") from error
+    try:
+        return Curve(points, str(data.get("provenance")), str(data.get("source", "")))
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{where}.{error.field}", error.problem) from error
+
+
 def _plain(value: Any, name: str, where: str) -> Any:
     wanted = int if name == "gpu_count" else str
     if isinstance(value, bool) or not isinstance(value, wanted):
@@ -211,5 +258,8 @@ def _plain(value: Any, name: str, where: str) -> Any:
     return value
 
 
-PLAIN_FIELDS = tuple(f.name for f in fields(HardwareSpec) if Quantity not in get_args(f.type))
 QUANTITY_FIELDS = tuple(f.name for f in fields(HardwareSpec) if Quantity in get_args(f.type))
+CURVE_FIELDS = tuple(f.name for f in fields(HardwareSpec) if Curve in get_args(f.type))
+PLAIN_FIELDS = tuple(
+    f.name for f in fields(HardwareSpec) if f.name not in (*QUANTITY_FIELDS, *CURVE_FIELDS)
+)

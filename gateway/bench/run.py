@@ -18,7 +18,7 @@ from gateway.bench.timeline import add_scheduler
 from gateway.launcher import Stack, StackConfig
 from gateway.pacing import EngineConfig
 from gateway.prediction import predict
-from gateway.worker import wait_for_worker
+from gateway.worker import WorkerInfo, wait_for_worker
 from planner.simulate import Request, SimulationResult
 from planner.spec import ModelSpec
 from planner.workload import Lengths
@@ -49,7 +49,7 @@ async def run_bench(config: BenchConfig) -> Report:
             predicted = await _predicted(config, stack)
             warm_up_steps = await _warm_up(stack, log, config.seed)
             measured = await send_all(stack.address, config.lengths, config.seed)
-        steps = _steps(log)
+        steps = read_steps(log)
         measured.steps = steps[warm_up_steps:]
         if config.timeline is not None:
             add_scheduler(config.timeline, steps)
@@ -57,11 +57,16 @@ async def run_bench(config: BenchConfig) -> Report:
 
 
 async def _predicted(config: BenchConfig, stack: Stack) -> SimulationResult:
-    async with channel(stack.worker_address) as worker:
-        info = await wait_for_worker(GpuWorkerStub(worker))
+    info = await worker_info(stack)
     model = ModelSpec.from_directory(config.stack.model)
     requests = [Request(prompt, generated) for prompt, generated in config.lengths]
     return await asyncio.to_thread(predict, info, model, EngineConfig(), requests)
+
+
+async def worker_info(stack: Stack) -> WorkerInfo:
+    """What the stack's GPU worker says of itself."""
+    async with channel(stack.worker_address) as worker:
+        return await wait_for_worker(GpuWorkerStub(worker))
 
 
 async def _warm_up(stack: Stack, log: Path, seed: int) -> int:
@@ -73,7 +78,7 @@ async def _warm_up(stack: Stack, log: Path, seed: int) -> int:
             *(_send(client, WARM_UP, vocab_size, random.Random(source.random())) for _ in range(8))
         )
     await asyncio.sleep(0.2)
-    return len(_steps(log))
+    return len(read_steps(log))
 
 
 async def send_all(address: str, all_lengths: Sequence[Lengths], seed: int = 0) -> Measured:
@@ -112,7 +117,8 @@ async def _send(
         raise ValueError(f"{tokens} tokens came, expected {lengths.generated_tokens}")
 
 
-def _steps(log: Path) -> Sequence[dict[str, float]]:
+def read_steps(log: Path) -> Sequence[dict[str, float]]:
+    """The records of a gateway's step log, as far as it is written."""
     with contextlib.suppress(FileNotFoundError), log.open() as file:
         return [json.loads(line) for line in file if line.endswith("\n")]
     return []

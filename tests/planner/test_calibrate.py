@@ -1,13 +1,15 @@
 """Fitting a machine to observed steps: what was put in comes out."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner import catalogue
-from planner.calibrate import ObservedStep, calibrate
+from planner.calibrate import ObservedStep, calibrate, calibrate_overheads
+from planner.costs import IterationCosts, PiecewiseLine, StepLoad
 from planner.errors import InvalidInputError
 
 HARDWARE = catalogue.hardware("a40-xeon8380")
@@ -30,6 +32,24 @@ def steps(a0, a1, attention_rate, sequence_s, link_rate, kappa, count=40, noise=
             device_s=LAYERS * (a0 + a1 * tokens) * jitter,
             attention_s=attention_s,
         )
+
+
+@settings(max_examples=50, deadline=None)
+@given(fixed_s=st.floats(0, 1), sequence_s=st.floats(1e-4, 1e-1), seed=st.integers(0, 100))
+def test_overheads_are_found_where_they_are_not_hidden(fixed_s, sequence_s, seed):
+    rng = random.Random(seed)
+    compute = PiecewiseLine.affine(1.0, 0.01)
+    costs = IterationCosts(4, 64.0, compute, link_h2d_bytes_per_s=1e3)
+    real = replace(costs, overhead_fixed_s=fixed_s, overhead_sequence_s=sequence_s)
+    loads = [StepLoad(n, n, n, n) for n in (1, 3, 10, 40) for _ in range(3)]
+    observed = [(load, real.iteration(load).total_s) for load in loads]
+    observed.append((loads[0], 1e3))  # one that was disturbed
+    rng.shuffle(observed)
+    found = calibrate_overheads(costs, observed)
+    assert found["step_overhead_s"] == pytest.approx(fixed_s, abs=1e-6)
+    assert found["step_overhead_sequence_s"] == pytest.approx(sequence_s, rel=1e-3)
+    hidden = replace(costs, link_h2d_bytes_per_s=1.0)
+    assert calibrate_overheads(hidden, observed) == {}
 
 
 @settings(max_examples=100, deadline=None)

@@ -11,6 +11,7 @@ from planner import catalogue
 from planner.blocks import BlockPool
 from planner.costs import ExecutionMode, IterationCosts, PiecewiseLine, StepLoad
 from planner.errors import InvalidInputError
+from planner.hardware import Curve
 from planner.request import Sequence, SequenceId
 from planner.scheduler import Scheduler, SchedulerLimits
 
@@ -150,7 +151,12 @@ def test_head_and_overhead_are_added_and_can_be_the_limit():
     )
     time = costs.iteration(LOAD)
     assert (time.head_s, time.overhead_s) == (5.0, 4.0)
-    assert time.total_s == 42.5 + 9
+    # The link limits: of the 9 s it works ahead for two layers, 4 s each.
+    assert time.hidden_s == 8.0
+    assert time.total_s == 42.5 + 9 - 8
+    nothing_to_hide = replace(costs, device_time=PiecewiseLine.affine(9.0, 0.0)).iteration(LOAD)
+    assert nothing_to_hide.hidden_s == 0
+    assert nothing_to_hide.total_s == nothing_to_hide.layers_s + 9
     assert replace(costs, overhead_fixed_s=1e4).iteration(LOAD).limit == "overhead"
 
 
@@ -272,7 +278,10 @@ def test_measured_times_of_another_model_are_not_used():
         profiled_model="mixtral-8x7b",
     )
     assert IterationCosts.from_specs(model, measured).device_time.at(2) == pytest.approx(2.5)
-    other = replace(measured, profiled_model="dbrx")
+    curve = Curve(((1.0, 0.5), (4.0, 0.75)), "measured")
+    bent = replace(measured, device_time_curve=curve)
+    assert IterationCosts.from_specs(model, bent).device_time.at(4) == 0.75
+    other = replace(bent, profiled_model="dbrx")
     assert IterationCosts.from_specs(model, other).device_time.at(2) < 0.5
 
 

@@ -1,12 +1,13 @@
 """HardwareSpec: its file, its checks, several GPUs."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from planner import catalogue
 from planner.errors import InvalidInputError
-from planner.hardware import QUANTITY_FIELDS, HardwareSpec, Quantity
+from planner.hardware import QUANTITY_FIELDS, Curve, HardwareSpec, Quantity
 
 A40 = catalogue.hardware("a40-xeon8380")
 
@@ -19,6 +20,14 @@ def test_a_file_keeps_every_value_and_its_provenance(tmp_path):
     assert data["schema"] == "moe-lens/hardware/1"
     assert data["link_h2d_bytes_per_s"]["provenance"] == "measured"
     assert data["device_time_fixed_s"] is None
+
+
+def test_a_file_keeps_a_curve(tmp_path):
+    file = tmp_path / "machine.json"
+    curve = Curve(((8.0, 1e-3), (64.0, 2e-3)), "measured", "here")
+    spec = replace(A40, device_time_curve=curve)
+    spec.save(file)
+    assert HardwareSpec.load(file) == spec
 
 
 @pytest.mark.parametrize(
@@ -35,6 +44,17 @@ def test_a_file_keeps_every_value_and_its_provenance(tmp_path):
         ({"link_slowdown": {"value": -1, "provenance": "measured"}}, "finite number >= 0"),
         ({"link_slowdown": {"value": 1, "provenance": "guess"}}, "provenance: unknown"),
         ({"link_slowdown": {"value": 1, "provenance": "measured", "x": 1}}, "x: unknown key"),
+        ({"device_time_curve": [1]}, "device_time_curve: must be null or an object"),
+        ({"device_time_curve": {"provenance": "measured"}}, "points: must be pairs"),
+        ({"device_time_curve": {"points": [[1, 2]], "provenance": "measured"}}, "at least two"),
+        (
+            {"device_time_curve": {"points": [[2, 1], [1, 2]], "provenance": "measured"}},
+            "ascending counts",
+        ),
+        (
+            {"device_time_curve": {"points": [[1, 1], [2, -2]], "provenance": "measured"}},
+            "finite number >= 0",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_by_key(tmp_path, change, said):
