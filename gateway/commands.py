@@ -11,11 +11,11 @@ import typer
 import uvloop
 from moelens.client import RequestFailed
 
-from gateway.generate import NO_SERVER
 from gateway.launcher import StackError
 from protos.logs import set_up_logs
 
 INTERRUPTED = 130
+NO_SERVER = "Is a server running? Start one with: moe-lens up --model DIR"
 
 
 def run_command(name: str, main: Coroutine[Any, Any, int]) -> None:

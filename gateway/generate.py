@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 DEFAULT_MAX_TOKENS = 128
-NO_SERVER = "Is a server running? Start one with: moe-lens up --model DIR"
 
 
 @app.command("generate")
@@ -201,6 +200,8 @@ async def print_text(result: Result, several: bool) -> None:
     if result.error is not None:
         print(f"moe-lens generate: {result.error.code}: {result.error.message}", file=sys.stderr)
         if result.error.code == "UNAVAILABLE":
+            from gateway.commands import NO_SERVER
+
             print(NO_SERVER, file=sys.stderr)
     write("\n\n" if several else "\n")
     sys.stdout.flush()

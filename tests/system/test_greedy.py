@@ -54,7 +54,8 @@ def check(model: Path, setting: Setting, vocabulary: int) -> None:
     assert [len(output) for output in outputs] == [generated] * PROMPTS
     verdict = judge(model, setting.dtype, prompts, outputs)
     assert not verdict.wrong, verdict.wrong[:5]
-    assert verdict.rerouted <= 0.005 * verdict.decided
+    # In FP32 never; in BF16 the router's own logits tie so often that an expert may differ.
+    assert verdict.rerouted <= (0.005 * verdict.decided if setting.dtype == "bf16" else 0)
     assert verdict.decided > 0.2 * PROMPTS * generated, "the reference hardly decides anything"
     if setting.chunk_tokens is not None:
         assert preemptions >= 20
