@@ -37,6 +37,7 @@ GEOMETRY_FIELDS = (
     "max_context_tokens",
     "max_slot_tokens",
     "scale",
+    "checksums",
 )
 
 

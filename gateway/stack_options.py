@@ -26,6 +26,7 @@ RECEIVERS = {
     "emulate_link_gb_per_s": ("gpu-worker",),
     "emulate_device_memory": ("gpu-worker",),
     "timeline": ("gpu-worker",),
+    "checksums": ("gpu-worker",),
     "shm_dir": ("cpu-worker", "gpu-worker"),
     "attention_processes": ("cpu-worker",),
     "prefill_chunk_tokens": ("gateway",),
@@ -65,6 +66,9 @@ class StackOptions:
     emulate_device_memory: Annotated[str | None, _option("Memory of that device.")] = None
     timeline: Annotated[
         Path | None, _option("A file for a Chrome/Perfetto trace of the steps.")
+    ] = None
+    checksums: Annotated[
+        bool | None, _option("Verify KV blocks and activations whenever they are read (slow).")
     ] = None
     shm_dir: Annotated[Path | None, _option("Where shared memory is made.")] = None
     attention_processes: Annotated[int | None, _option("By default one for each core.")] = None

@@ -50,6 +50,7 @@ class WorkerConfig:
     emulate_link_bytes_per_s: float | None = None
     emulate_device_memory_bytes: int | None = None
     timeline: Path | None = None
+    checksums: bool = False
 
     def __post_init__(self) -> None:
         self._check_choices()
@@ -143,6 +144,7 @@ def geometry(
         max_slot_tokens=config.max_step_tokens,
         n_processes=1,
         scale=decoder.head_dim**-0.5,
+        checksums=config.checksums,
     )
 
 

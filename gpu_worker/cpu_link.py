@@ -37,6 +37,7 @@ async def configure(
         max_context_tokens=geometry.max_context_tokens,
         max_slot_tokens=geometry.max_slot_tokens,
         scale=geometry.scale,
+        checksums=geometry.checksums,
         peer_timeout_s=model.worker.peer_timeout_s,
     )
     waiting = False

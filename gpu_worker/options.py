@@ -78,6 +78,11 @@ class ComputeOptions:
         int | None, _size_option("Memory of that device.", "EMULATE_DEVICE_MEMORY")
     ] = None
 
+    checksums: Annotated[
+        bool,
+        _option("Verify KV blocks and activations whenever they are read (slow).", "CHECKSUMS"),
+    ] = False
+
     def settings(self) -> dict[str, Any]:
         """Keyword arguments of WorkerConfig."""
         link_gb_per_s = self.emulate_link_gb_per_s
@@ -95,5 +100,6 @@ class ComputeOptions:
             "resident_bytes": self.resident,
             "packet_bytes": DEFAULT_PACKET_BYTES if self.packet is None else self.packet,
             "emulate_link_bytes_per_s": None if link_gb_per_s is None else link_gb_per_s * 1e9,
+            "checksums": self.checksums,
             "emulate_device_memory_bytes": self.emulate_device_memory,
         }

@@ -58,7 +58,9 @@ def profile(
                 started_cpu_worker(compute.shm_dir, attention_processes)
             )
             serving = ServingConfig("profile", "unix:/nowhere")
-            config = WorkerConfig(serving, address, model, **compute.settings())
+            # Checksums would be measured, and refuse KV that nobody stored.
+            settings = {**compute.settings(), "checksums": False}
+            config = WorkerConfig(serving, address, model, **settings)
             hardware, found = asyncio.run(_measure(config))
         hardware.save(out)
         print(json.dumps(hardware.to_json(), indent=2) if as_json else table(found))

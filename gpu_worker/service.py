@@ -122,7 +122,8 @@ class GpuWorkerService(GpuWorkerServicer):
     def _open_epoch(self, number: int, segment_path: str) -> Epoch:
         assert self._model is not None
         port = DevicePort(segment_path, peer_timeout_s=self._model.worker.peer_timeout_s)
-        if self._model.worker.measure and not self._model.is_profiled:
+        worker = self._model.worker
+        if worker.measure and not worker.checksums and not self._model.is_profiled:
             self._model = with_short_profile(self._model, port)
         return Epoch(number, port, self._model.engine(port))
 

@@ -7,6 +7,8 @@
  *   | ml_participant []    | control, device, attention process 0, 1, ...
  *   +----------------------+ block_tables
  *   | int32 [max_sequences][blocks_per_sequence]       KV block ids; -1: none
+ *   +----------------------+ kv_checksums
+ *   | uint64 [n_layers][kv_blocks]                     of blocks, where geometry.checksums is 1
  *   +----------------------+ slots[0]                  slot alpha
  *   | ml_slot              | job words, cursors, counters, result
  *   | ml_process_times []  | one for each attention process
@@ -47,7 +49,7 @@
 
 /* [cffi] */
 enum {
-    ML_ABI_VERSION = 2,
+    ML_ABI_VERSION = 3,
     ML_CACHE_LINE_BYTES = 64,
     ML_SLOTS = 2,
     ML_MAX_NODES = 8,
@@ -99,6 +101,8 @@ typedef enum {
     ML_BAD_STORE,
     ML_BAD_CURSOR,
     ML_STORE_STALLED,
+    ML_BAD_KV_CHECKSUM,
+    ML_BAD_SLOT_CHECKSUM,
     ML_SYSTEM_ERROR,
     ML_STATUS_COUNT
 } ml_status;
@@ -117,6 +121,7 @@ typedef struct {
     uint32_t n_processes;
     uint32_t n_nodes; /* NUMA nodes over which the arena is spread */
     float scale; /* of q.k */
+    uint32_t checksums; /* 1: KV blocks and activations are verified whenever they are read */
 } ml_geometry;
 
 /* Tokens [start_position, start_position + n_tokens) of the sequence in `row` of the block table;
@@ -137,6 +142,7 @@ typedef struct {
     uint64_t slot_bytes; /* from one slot's words to the next one's */
     /* From the start of a slot's words: */
     uint64_t times, items, stores, tiles, tasks, partial_out, partial_lse;
+    uint64_t kv_checksums; /* uint64 [n_layers][kv_blocks], from the segment's start; or empty */
     uint64_t activations; /* the first slot's, from the start of the segment */
     uint64_t activation_bytes; /* of one slot */
     /* From the start of a slot's activations: */
@@ -189,7 +195,7 @@ _Static_assert(offsetof(ml_header, life) == 128, "constants fill two lines");
 _Static_assert(offsetof(ml_header, bell) == 192, "the bell has a line of its own");
 _Static_assert(offsetof(ml_header, sleepers) == 256, "sleepers have a line of their own");
 _Static_assert(sizeof(ml_header) == 320, "header layout");
-_Static_assert(sizeof(ml_geometry) == 48 && sizeof(ml_item) == 20, "same on both sides");
+_Static_assert(sizeof(ml_geometry) == 52 && sizeof(ml_item) == 20, "same on both sides");
 
 /* Writer of all of it: the participant itself. Readers only look, so relaxed is enough. */
 typedef struct {
@@ -223,6 +229,8 @@ typedef struct {
     ml_word32 n_tiles;
     ml_word32 n_tasks;
     ml_word64 order; /* of all jobs of both slots: the older one goes first (a hint) */
+    ml_word32 n_rows;   /* of q, k, v, out and lse that items may use: the first ones */
+    ml_word64 inputs_checksum; /* of those of q, k and v; 0 where geometry.checksums is */
     ml_word32 node_begin[ML_MAX_NODES + 1]; /* node i: tasks [node_begin[i], node_begin[i + 1]) */
     /* Store tasks are claimed first; then those of the own node, then any. */
     ml_cursor store_cursor;
@@ -237,6 +245,8 @@ typedef struct {
     ML_LINE ml_word64 error;
     /* Writer: who ends the job. Release of everything that the job wrote. The device's futex. */
     ML_LINE ml_word32 done;
+    /* Of the rows of out and lse, before `done`; where geometry.checksums is 1. */
+    ml_word64 outputs_checksum;
     /* Writer: device. 1 while it sleeps or is about to: only then is a wake needed. */
     ML_LINE ml_word32 device_sleeps;
 } ml_slot;

@@ -121,6 +121,7 @@ static void write_job(const ml_port_slot *own, ml_slot *words, uint32_t layer, u
     atomic_store_explicit(&words->n_tiles, own->n_tiles, memory_order_relaxed);
     atomic_store_explicit(&words->n_tasks, own->n_tasks, memory_order_relaxed);
     atomic_store_explicit(&words->order, order, memory_order_relaxed);
+    atomic_store_explicit(&words->n_rows, own->n_rows, memory_order_relaxed);
     for (uint32_t i = 0; i <= ML_MAX_NODES; i++)
         atomic_store_explicit(&words->node_begin[i], own->node_begin[i], memory_order_relaxed);
     atomic_store_explicit(&words->error, 0, memory_order_relaxed);
@@ -156,6 +157,10 @@ int ml_port_post(ml_port *port, uint32_t slot, uint32_t layer) {
     own->job = own->job == UINT32_MAX ? 1 : own->job + 1;
     own->posted_ns = ml_now_ns();
     ml_slot *words = ml_slot_of(port->segment, slot);
+    uint64_t checksum = port->segment->geometry.checksums
+                            ? ml_inputs_checksum(port->segment, slot, own->n_rows)
+                            : 0;
+    atomic_store_explicit(&words->inputs_checksum, checksum, memory_order_relaxed);
     write_job(own, words, layer, ++port->order);
     open_cursors(own, words);
     ring(ml_header_of(port->segment));
@@ -220,6 +225,12 @@ static void collect(ml_port *port, uint32_t slot, ml_job_result *result) {
         result->kv_read_bytes +=
             atomic_load_explicit(&times[i].kv_read_bytes, memory_order_relaxed);
         result->tasks += atomic_load_explicit(&times[i].tasks, memory_order_relaxed);
+    }
+    if (result->error == ML_OK && port->segment->geometry.checksums &&
+        atomic_load_explicit(&words->outputs_checksum, memory_order_relaxed) !=
+            ml_outputs_checksum(port->segment, slot, own->n_rows)) {
+        result->error = ML_BAD_SLOT_CHECKSUM;
+        result->item = UINT32_MAX;
     }
     if (result->error != ML_OK) own->prepared = 0;
 }

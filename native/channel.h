@@ -103,8 +103,8 @@ int ml_port_prepare(ml_port *port, uint32_t slot, const ml_item *items, uint32_t
 int ml_port_post(ml_port *port, uint32_t slot, uint32_t layer);
 /* Wait for the slot's job. ML_OK: it ended, result->error tells how. */
 int ml_port_wait(ml_port *port, uint32_t slot, uint64_t timeout_ns, ml_job_result *result);
-/* When the attention processes worked for the slot's job, which has ended: ones that did write begin
- * and end (CLOCK_MONOTONIC) to spans[index], the others 0 and 0. One for each process. */
+/* When the attention processes worked for the slot's job, which has ended: those that did write
+ * begin and end (CLOCK_MONOTONIC) to spans[index], the others 0 and 0. One for each process. */
 typedef struct {
     uint64_t begin_ns, end_ns;
 } ml_process_span;

@@ -91,12 +91,15 @@ class WaitTimeout(ChannelError, TimeoutError):
     """The job has not ended within the timeout; it may be waited for again."""
 
 
+NO_ITEM = 2**32 - 1  # a failure that is about no item in particular
+
+
 class JobFailed(ChannelError):
-    """The attention processes refused a job whose words do not fit the segment (`item` is the index
-    of the item in question, where one is)."""
+    """The attention processes refused a job whose words do not fit the segment, or memory is not
+    what was written (checksums). `item` is the index of the item in question, where one is."""
 
     def __init__(self, text: str, item: int) -> None:
-        super().__init__(f"item {item}: {text}")
+        super().__init__(text if item == NO_ITEM else f"item {item}: {text}")
         self.item = item
 
 

@@ -164,7 +164,10 @@ static int add_tile(plan *p, uint32_t item_index, uint32_t token, uint32_t n_tok
     tile->first_token = token;
     tile->n_tokens = n_tokens;
     tile->n_splits = splits_of(kv_end(item, token + n_tokens));
-    tile->after_stores = !stores_itself(item) && !(item->flags & ML_ATTEND_EARLIER_ONLY);
+    /* With checksums even what is older than the stores has to wait: its last block may be one that
+     * they write into. */
+    tile->after_stores = !stores_itself(item) && (!(item->flags & ML_ATTEND_EARLIER_ONLY) ||
+                                                  p->segment->geometry.checksums);
     uint32_t splits_per_task = (uint32_t)ml_max(1, ml_div_ceil(p->task_work, n_tokens));
     tile->n_tasks = (uint32_t)ml_max(1, ml_div_ceil(tile->n_splits, splits_per_task));
     uint64_t n_partials = (uint64_t)n_tokens * tile->n_splits;
@@ -230,6 +233,9 @@ int ml_plan(ml_port *port, uint32_t slot, const ml_item *items, uint32_t n_items
     ml_port_slot *own = &port->slots[slot];
     sort_tasks(&p, ML_SLOT_PART(segment, slot, tasks, ml_task), own->node_begin);
     own->n_items = n_items;
+    own->n_rows = 0;
+    for (uint32_t i = 0; i < n_items; i++)
+        own->n_rows = (uint32_t)ml_max(own->n_rows, items[i].slot_offset + items[i].n_tokens);
     own->n_stores = p.n_stores;
     own->n_tiles = p.n_tiles;
     own->n_tasks = p.n_tasks;

@@ -9,6 +9,7 @@ typedef struct {
     uint32_t job;      /* number of the job posted last */
     uint32_t prepared; /* 1: the arrays below are in the segment and may be posted */
     uint32_t n_items, n_stores, n_tiles, n_tasks;
+    uint32_t n_rows; /* up to the last that an item uses */
     uint32_t node_begin[ML_MAX_NODES + 1];
     uint64_t posted_ns;
 } ml_port_slot;

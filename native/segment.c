@@ -1,5 +1,6 @@
 /* A segment's file: making, opening, taking part in it. */
 #define _GNU_SOURCE
+#include "checksum.h"
 #include "segment.h"
 
 #include <errno.h>
@@ -98,11 +99,27 @@ static ml_segment *new_segment(void *base, int fd, const ml_geometry *geometry, 
 }
 
 static uint64_t checksum_of(const ml_header *header) {
-    const uint8_t *bytes = (const uint8_t *)header;
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
-    for (size_t i = 0; i < offsetof(ml_header, checksum); i++)
-        hash = (hash ^ bytes[i]) * UINT64_C(0x100000001b3);
-    return hash;
+    return ml_checksum(ML_CHECKSUM_START, header, offsetof(ml_header, checksum));
+}
+
+uint64_t ml_inputs_checksum(const ml_segment *segment, uint32_t slot, uint32_t n_rows) {
+    const ml_geometry *g = &segment->geometry;
+    const ml_layout *layout = &segment->layout;
+    const uint8_t *base = ml_activations_of(segment, slot);
+    const size_t head_bytes = (size_t)n_rows * g->head_dim * layout->element_bytes;
+    uint64_t hash = ml_checksum(ML_CHECKSUM_START, base + layout->q, g->n_q_heads * head_bytes);
+    hash = ml_checksum(hash, base + layout->k, g->n_kv_heads * head_bytes);
+    return ml_checksum(hash, base + layout->v, g->n_kv_heads * head_bytes);
+}
+
+uint64_t ml_outputs_checksum(const ml_segment *segment, uint32_t slot, uint32_t n_rows) {
+    const ml_geometry *g = &segment->geometry;
+    const ml_layout *layout = &segment->layout;
+    const uint8_t *base = ml_activations_of(segment, slot);
+    const size_t n_heads = (size_t)n_rows * g->n_q_heads;
+    uint64_t hash = ml_checksum(ML_CHECKSUM_START, base + layout->out,
+                                n_heads * g->head_dim * layout->element_bytes);
+    return ml_checksum(hash, base + layout->lse, n_heads * sizeof(float));
 }
 
 static void write_header(ml_segment *segment) {

@@ -47,6 +47,17 @@ static inline _Atomic int32_t *ml_block_row(const ml_segment *segment, uint32_t 
     return (_Atomic int32_t *)(void *)(segment->base + segment->layout.block_tables) + entry;
 }
 
+/* A block's checksum in one layer. Its writer is who stores into the block. */
+static inline ml_word64 *ml_kv_checksum_of(const ml_segment *segment, uint32_t layer,
+                                           uint32_t block) {
+    uint64_t entry = (uint64_t)layer * segment->geometry.kv_blocks + block;
+    return (ml_word64 *)(void *)(segment->base + segment->layout.kv_checksums) + entry;
+}
+
+/* Of the slot's first n_rows rows of q, k and v, or of out and lse. */
+uint64_t ml_inputs_checksum(const ml_segment *segment, uint32_t slot, uint32_t n_rows);
+uint64_t ml_outputs_checksum(const ml_segment *segment, uint32_t slot, uint32_t n_rows);
+
 /* Part of a slot's words: `field` is the name both in ml_layout and of the member type. */
 #define ML_SLOT_PART(segment, slot, field, type) \
     ((type *)(void *)(ml_slot_base(segment, slot) + (segment)->layout.field))

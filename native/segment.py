@@ -64,6 +64,7 @@ class ChannelGeometry:
     n_processes: int  # attention processes
     scale: float  # of q.k, usually 1 / sqrt(head_dim)
     n_nodes: int = 1  # NUMA nodes over which the KV arena is spread
+    checksums: bool = False  # KV blocks and activations are verified whenever they are read
 
     def check(self) -> None:
         """Raises InvalidArgumentError naming the field that is wrong."""
@@ -100,7 +101,7 @@ class ChannelGeometry:
         if not math.isfinite(self.scale):
             raise InvalidArgumentError(f"scale: {self.scale} is not a finite number")
         for name, value in values.items():
-            if name not in ("kv_dtype", "scale") and not 0 < value < 2**31:
+            if name not in ("kv_dtype", "scale", "checksums") and not 0 < value < 2**31:
                 raise InvalidArgumentError(f"{name}: {value} is not between 1 and 2^31 - 1")
         return ffi.new("ml_geometry *", {**values, "kv_dtype": _KV_DTYPES[self.kv_dtype]})
 
@@ -108,7 +109,8 @@ class ChannelGeometry:
     def _from_c(cls, geometry: Any) -> Self:
         values = {name: getattr(geometry, name) for name in cls.__dataclass_fields__}
         names = {number: name for name, number in _KV_DTYPES.items()}
-        return cls(**{**values, "kv_dtype": names[geometry.kv_dtype]})
+        values |= {"kv_dtype": names[geometry.kv_dtype], "checksums": bool(geometry.checksums)}
+        return cls(**values)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ static const char *const STATUS_TEXTS[ML_STATUS_COUNT] = {
     [ML_BAD_STORE] = "a store's words do not fit its item",
     [ML_BAD_CURSOR] = "job words do not fit each other",
     [ML_STORE_STALLED] = "stores of the job did not finish in time",
+    [ML_BAD_KV_CHECKSUM] = "a KV block is not what was stored in it",
+    [ML_BAD_SLOT_CHECKSUM] = "activations are not what was written into the slot",
     [ML_SYSTEM_ERROR] = "system error",
 };
 
@@ -63,6 +65,7 @@ const char *ml_geometry_error(const ml_geometry *g) {
         return "max_slot_tokens: must be 1 to 2^20";
     if (outside(g->n_processes, ML_MAX_PROCESSES)) return "n_processes: must be 1 to 256";
     if (outside(g->n_nodes, ML_MAX_NODES)) return "n_nodes: must be 1 to 8";
+    if (g->checksums > 1) return "checksums: must be 0 or 1";
     if (!isfinite(g->scale) || g->scale == 0) return "scale: must be finite and not 0";
     if (g->kv_blocks > MAX_ARENA_BYTES / ml_kv_block_bytes(&shape) / g->n_layers)
         return "kv_blocks: the KV arena would be larger than an address space";
@@ -137,6 +140,8 @@ int ml_layout_of(const ml_geometry *g, ml_layout *layout) {
     layout->participants =
         place_lines(&end, (ML_FIRST_PROCESS + g->n_processes) * sizeof(ml_participant));
     layout->block_tables = place_lines(&end, 4ull * g->max_sequences * layout->blocks_per_sequence);
+    uint64_t kv_checksums = g->checksums ? (uint64_t)g->n_layers * g->kv_blocks : 0;
+    layout->kv_checksums = place_lines(&end, 8 * kv_checksums);
     layout->slots = place(&end, ML_SLOTS * layout->slot_bytes, PAGE_BYTES);
     layout->activations = place(&end, ML_SLOTS * layout->activation_bytes, PAGE_BYTES);
     layout->total_bytes = end;

@@ -5,6 +5,7 @@
  * harm.
  */
 #define _GNU_SOURCE
+#include "checksum.h"
 #include "worker.h"
 
 #include <math.h>
@@ -104,17 +105,55 @@ static uint8_t *activation(const ml_worker *worker, const ml_unit *unit, uint64_
            (uint64_t)(unit->item.slot_offset + token) * row_bytes;
 }
 
+/* ---- checksums ---- */
+
+static uint64_t block_checksum(const ml_worker *worker, const ml_unit *unit, uint32_t block) {
+    const ml_segment *segment = worker->segment;
+    size_t block_bytes = segment->layout.kv_layer_bytes / segment->geometry.kv_blocks;
+    return ml_checksum(ML_CHECKSUM_START, arena_layer(worker, unit) + block * block_bytes,
+                       block_bytes);
+}
+
+/* The blocks of positions [begin, end), copied before, hold what was stored in them. */
+static int verify_blocks(const ml_worker *worker, const ml_unit *unit, uint32_t begin,
+                         uint32_t end) {
+    if (!worker->segment->geometry.checksums) return ML_OK;
+    for (uint32_t i = begin / ML_BLOCK_TOKENS; i < ml_div_ceil(end, ML_BLOCK_TOKENS); i++) {
+        uint32_t block = (uint32_t)worker->blocks[i];
+        ml_word64 *expected = ml_kv_checksum_of(worker->segment, unit->layer, block);
+        if (atomic_load_explicit(expected, memory_order_relaxed) !=
+            block_checksum(worker, unit, block))
+            return ML_BAD_KV_CHECKSUM;
+    }
+    return ML_OK;
+}
+
+/* After positions [begin, end) were stored. */
+static void note_blocks(const ml_worker *worker, const ml_unit *unit, uint32_t begin,
+                        uint32_t end) {
+    if (!worker->segment->geometry.checksums) return;
+    for (uint32_t i = begin / ML_BLOCK_TOKENS; i < ml_div_ceil(end, ML_BLOCK_TOKENS); i++) {
+        uint32_t block = (uint32_t)worker->blocks[i];
+        atomic_store_explicit(ml_kv_checksum_of(worker->segment, unit->layer, block),
+                              block_checksum(worker, unit, block), memory_order_relaxed);
+    }
+}
+
 /* ---- running ---- */
 
 static int store_tokens(ml_worker *worker, const ml_unit *unit, uint32_t token, uint32_t n_tokens) {
     const ml_segment *segment = worker->segment;
     uint32_t position = unit->item.start_position + token;
     int status = copy_blocks(worker, unit, position, position + n_tokens);
+    /* A block that is continued must not get a new checksum for old damage. */
+    if (status == ML_OK && position % ML_BLOCK_TOKENS != 0)
+        status = verify_blocks(worker, unit, position, position + 1);
     if (status != ML_OK) return status;
     size_t stride = row_bytes(worker, segment->geometry.n_kv_heads);
     ml_kv_store(&segment->shape, arena_layer(worker, unit), worker->blocks, position, n_tokens,
                 activation(worker, unit, segment->layout.k, stride, token),
                 activation(worker, unit, segment->layout.v, stride, token), stride);
+    note_blocks(worker, unit, position, position + n_tokens);
     return ML_OK;
 }
 
@@ -237,6 +276,9 @@ int ml_run_task(ml_worker *worker, ml_unit *unit, uint32_t index) {
     if (status == ML_OK && task.first_split < task.end_split) {
         uint64_t end = ml_min((uint64_t)task.end_split * ML_SPLIT_TOKENS, tile.kv_end);
         status = copy_blocks(worker, unit, begin, (uint32_t)end);
+        /* A decode stores its token on the way: a block that it begins holds nothing yet. */
+        uint32_t stored = (uint32_t)end - (task.store_first && end % ML_BLOCK_TOKENS == 1);
+        if (status == ML_OK) status = verify_blocks(worker, unit, begin, stored);
     }
     if (status != ML_OK) return status;
     for (uint32_t split = task.first_split; split < task.end_split; split++) {
@@ -244,6 +286,7 @@ int ml_run_task(ml_worker *worker, ml_unit *unit, uint32_t index) {
         ml_worker_beat(worker, ml_now_ns());
         attend_split(worker, unit, &tile, split, &task);
     }
+    if (task.store_first) note_blocks(worker, unit, tile.kv_end - 1, tile.kv_end);
     if (tile.n_tasks > 1) {
         /* acq_rel: the last to count sees the parts of all others. */
         uint32_t before =

@@ -54,7 +54,15 @@ static void set_error(ml_slot *words, int status, uint32_t item) {
                                             memory_order_relaxed);
 }
 
-static void end_job(ml_slot *words, uint32_t job) {
+static void end_job(const ml_worker *worker, uint32_t slot, uint32_t job) {
+    const ml_segment *segment = worker->segment;
+    ml_slot *words = ml_slot_of(segment, slot);
+    if (segment->geometry.checksums) {
+        uint64_t n_rows = atomic_load_explicit(&words->n_rows, memory_order_relaxed);
+        uint32_t most = (uint32_t)ml_min(n_rows, segment->geometry.max_slot_tokens);
+        uint64_t checksum = ml_outputs_checksum(segment, slot, most);
+        atomic_store_explicit(&words->outputs_checksum, checksum, memory_order_relaxed);
+    }
     /* Sequentially consistent, as in sleep_on of channel.c: either we see that the device sleeps,
      * or it sees that the job has ended before it goes to sleep. */
     atomic_store_explicit(&words->done, job, memory_order_seq_cst);
@@ -69,7 +77,7 @@ static void give_up(ml_worker *worker, uint32_t slot) {
     worker->given_up[slot] = job;
     worker->jobs[slot] = (ml_worker_job){0};
     set_error(words, ML_BAD_CURSOR, 0);
-    end_job(words, job);
+    end_job(worker, slot, job);
 }
 
 static void add(ml_word64 *total, uint64_t n) {
@@ -96,7 +104,7 @@ static void report(ml_worker *worker, uint32_t slot) {
     own->unreported = 0;
     /* acq_rel: releases outputs and times to who ends the job, acquires those of the others. */
     uint32_t before = atomic_fetch_sub_explicit(&words->work_left, n, memory_order_acq_rel);
-    if (before == n) end_job(words, own->job);
+    if (before == n) end_job(worker, slot, own->job);
     if (before < n) give_up(worker, slot);
 }
 
@@ -180,10 +188,25 @@ static void account(ml_worker *worker, const ml_unit *unit, uint32_t job, uint64
     ml_worker_beat(worker, now_ns);
 }
 
+/* Whether q, k and v are what the device wrote; looked at once for each job. */
+static int verify_inputs(ml_worker *worker, uint32_t slot, uint32_t job) {
+    const ml_segment *segment = worker->segment;
+    if (!segment->geometry.checksums || worker->verified[slot] == job) return ML_OK;
+    const ml_slot *words = ml_slot_of(segment, slot);
+    uint32_t n_rows = atomic_load_explicit(&words->n_rows, memory_order_relaxed);
+    if (n_rows > segment->geometry.max_slot_tokens ||
+        ml_inputs_checksum(segment, slot, n_rows) !=
+            atomic_load_explicit(&words->inputs_checksum, memory_order_relaxed))
+        return ML_BAD_SLOT_CHECKSUM;
+    worker->verified[slot] = job;
+    return ML_OK;
+}
+
 static void run_store(ml_worker *worker, ml_unit *unit, uint32_t index, uint32_t job) {
     ml_slot *words = ml_slot_of(worker->segment, unit->slot);
     uint64_t start_ns = ml_now_ns();
-    int status = ml_run_store(worker, unit, index);
+    int status = verify_inputs(worker, unit->slot, job);
+    if (status == ML_OK) status = ml_run_store(worker, unit, index);
     if (status != ML_OK) set_error(words, status, unit->item_index);
     account(worker, unit, job, start_ns);
     atomic_fetch_sub_explicit(&words->stores_left, 1, memory_order_release);
@@ -212,8 +235,9 @@ static int finish_stores(ml_worker *worker, uint32_t slot) {
 
 static void run_task(ml_worker *worker, ml_unit *unit, uint32_t index, uint32_t job) {
     ml_slot *words = ml_slot_of(worker->segment, unit->slot);
-    int status = ML_OK;
-    if (ml_task_waits(worker, unit, index)) status = finish_stores(worker, unit->slot);
+    int status = verify_inputs(worker, unit->slot, job);
+    if (status == ML_OK && ml_task_waits(worker, unit, index))
+        status = finish_stores(worker, unit->slot);
     uint64_t start_ns = ml_now_ns();
     if (status == ML_OK) status = ml_run_task(worker, unit, index);
     if (status != ML_OK) set_error(words, status, unit->item_index);

@@ -20,6 +20,7 @@ struct ml_worker {
     uint8_t *arena;
     ml_worker_options options;
     ml_worker_job jobs[ML_SLOTS];
+    uint32_t verified[ML_SLOTS]; /* job whose inputs were found as they should be */
     uint32_t given_up[ML_SLOTS]; /* job whose words made no sense */
     uint64_t looked_ns;          /* when control's lock was looked at last */
     float *scratch_out;          /* [scratch_rows][n_q_heads][head_dim] */

@@ -9,6 +9,7 @@ NAMES = frozenset(
         "ATTENTION_PROCESSES",
         "BASE_IMAGE",
         "BATCH_DIR",
+        "CHECKSUMS",
         "CPU_WORKER",
         "CPU_WORKER_LISTEN",
         "DEVICE",

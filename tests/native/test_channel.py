@@ -17,6 +17,7 @@ from native._channel import lib
 from numpy.typing import NDArray
 
 from native import attention, isa
+from native.arena import Arena
 from native.attention_loop import instruction_set
 from native.channel import (
     ATTEND_EARLIER_ONLY,
@@ -28,10 +29,11 @@ from native.channel import (
     ChannelError,
     ChannelGeometry,
     DevicePort,
+    JobFailed,
     WaitTimeout,
 )
 from native.errors import InvalidArgumentError
-from native.segment import Segment, process_participant
+from native.segment import Segment, arena_path, process_participant
 from tests.native.channel_rig import GEOMETRY, Cache, Chunk, Control, LoopThread, running
 from tests.native.reference import ERROR_LIMITS, LSE_LIMITS, relative_error
 
@@ -172,9 +174,18 @@ def histories(draw: st.DrawFn) -> list[list[Chunk]]:
     return steps
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_any_history_equals_float64(tmp_path: Path, dtype: str) -> None:
-    geometry = replace(GEOMETRY, kv_dtype=dtype, n_processes=3, n_nodes=2, kv_blocks=512)
+@pytest.mark.parametrize(
+    ("dtype", "checksums"), [("fp32", False), ("bf16", False), ("fp32", True), ("bf16", True)]
+)
+def test_any_history_equals_float64(tmp_path: Path, dtype: str, checksums: bool) -> None:
+    geometry = replace(
+        GEOMETRY,
+        kv_dtype=dtype,
+        n_processes=3,
+        n_nodes=2,
+        kv_blocks=512,
+        checksums=checksums,
+    )
     with running(tmp_path, geometry) as port:
 
         @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -315,13 +326,78 @@ def test_waiting_for_nothing_is_an_error(port: DevicePort) -> None:
         port.wait(0, timeout_s=1)
 
 
+# ---- checksums ----
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+def test_a_changed_kv_byte_is_found_when_it_is_read(tmp_path: Path, dtype: str) -> None:
+    with running(tmp_path, replace(GEOMETRY, kv_dtype=dtype, checksums=True)) as port:
+        cache = Cache(port, seed=7)
+        cache.step(0, [Chunk(0, 700), Chunk(1, 40)])
+        cache.step(1, [Chunk(0, 1), Chunk(1, 1)])
+        arena = Arena.open(arena_path(port._segment.path), port.geometry)
+        layer_bytes = arena.size_bytes // port.geometry.n_layers
+        block_bytes = layer_bytes // port.geometry.kv_blocks
+        block = cache.sequences[1].blocks[2]
+        at = layer_bytes + block * block_bytes + 5  # in layer 1
+        arena.buffer[at : at + 1] = bytes([arena.buffer[at : at + 1][0] ^ 0x10])
+        arena.close()
+        port.prepare(0, items((0, 701, 1, 0, 0), (1, 41, 1, 1, 0)))
+        port.post(0, 0)
+        port.wait(0, timeout_s=10)
+        port.post(0, 1)
+        with pytest.raises(JobFailed, match="item 1: a KV block is not what was stored in it"):
+            port.wait(0, timeout_s=10)
+        # Whoever continues the block finds it too; a sequence that starts in it does not mind.
+        port.prepare(0, items((1, 41, 3, 0, STORE_ONLY)))
+        port.post(0, 1)
+        with pytest.raises(JobFailed, match="a KV block is not what"):
+            port.wait(0, timeout_s=10)
+        cache.release(1)
+        port.set_blocks(2, 0, [block])
+        port.prepare(0, items((2, 0, 16, 0, 0)))
+        port.post(0, 1)
+        port.wait(0, timeout_s=10)
+
+
+def test_changed_activations_are_found_on_both_sides(idle_checked_port: DevicePort) -> None:
+    port = idle_checked_port
+    post_one(port)
+    port.k(0)[0, 1, 3] += 1
+    port.place_holder.close()  # type: ignore[attr-defined]
+    loop = LoopThread(port._segment.path, 0)
+    wrong = "activations are not what was written into the slot"
+    with pytest.raises(JobFailed, match=wrong):
+        port.wait(0, timeout_s=10)
+    port.prepare(0, items(GOOD))
+    port.post(0, 0)
+    time.sleep(0.5)  # it has ended
+    port.lse(0)[0, 0] += 1
+    with pytest.raises(JobFailed, match=wrong):
+        port.wait(0, timeout_s=10)
+    port.prepare(0, items(GOOD))
+    port.post(0, 0)
+    port.wait(0, timeout_s=10)
+    port._segment.retire()
+    loop.join()
+
+
 # ---- waits that end otherwise ----
 
 
 @pytest.fixture
 def idle_port(tmp_path: Path) -> Iterator[DevicePort]:
+    yield from unserved(tmp_path, replace(GEOMETRY, n_processes=1))
+
+
+@pytest.fixture
+def idle_checked_port(tmp_path: Path) -> Iterator[DevicePort]:
+    yield from unserved(tmp_path, replace(GEOMETRY, n_processes=1, checksums=True))
+
+
+def unserved(directory: Path, geometry: ChannelGeometry) -> Iterator[DevicePort]:
     """A port whose segment no attention loop serves (yet): its jobs stay where they are."""
-    control = Control(tmp_path, replace(GEOMETRY, n_processes=1))
+    control = Control(directory, geometry)
     control.publish()
     # As if attention process 0 were there: alive, and beating below.
 

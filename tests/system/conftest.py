@@ -34,7 +34,7 @@ class Setting:
 
     def config(self, model: Path, shm_dir: Path) -> StackConfig:
         block_bytes = kv_block_bytes(model, self.dtype)
-        worker = ["--dtype", self.dtype, "--kv", str(self.kv_blocks * block_bytes)]
+        worker = ["--dtype", self.dtype, "--kv", str(self.kv_blocks * block_bytes), "--checksums"]
         shm = ("--shm-dir", str(shm_dir))
         gateway: list[str] = []
         if self.chunk_tokens is not None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bmoelens/v1/cpu_worker.proto\x12\nmoelens.v1\"\xf5\x01\n\x10\x43onfigureRequest\x12\x10\n\x08n_layers\x18\x01 \x01(\r\x12\x11\n\tn_q_heads\x18\x02 \x01(\r\x12\x12\n\nn_kv_heads\x18\x03 \x01(\r\x12\x10\n\x08head_dim\x18\x04 \x01(\r\x12\x10\n\x08kv_dtype\x18\x05 \x01(\t\x12\x11\n\tkv_blocks\x18\x06 \x01(\r\x12\x15\n\rmax_sequences\x18\x07 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x08 \x01(\r\x12\x17\n\x0fmax_slot_tokens\x18\t \x01(\r\x12\r\n\x05scale\x18\n \x01(\x02\x12\x16\n\x0epeer_timeout_s\x18\x0b \x01(\x01\"\xc5\x01\n\x11\x43onfigureResponse\x12\x14\n\x0csegment_path\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x1b\n\x13\x61ttention_processes\x18\x03 \x01(\r\x12\x17\n\x0finstruction_set\x18\x04 \x01(\t\x12\x15\n\rsegment_bytes\x18\x05 \x01(\x04\x12\x16\n\x0ekv_arena_bytes\x18\x06 \x01(\x04\x12\x12\n\nnuma_nodes\x18\x07 \x01(\r\x12\x12\n\nhuge_pages\x18\x08 \x01(\x08\"\x0e\n\x0cStatsRequest\"y\n\rStatsResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x34\n\tprocesses\x18\x02 \x03(\x0b\x32!.moelens.v1.AttentionProcessStats\x12\x0c\n\x04jobs\x18\x03 \x01(\x04\x12\x15\n\rkv_read_bytes\x18\x04 \x01(\x04\"\x87\x01\n\x15\x41ttentionProcessStats\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x0b\n\x03\x63pu\x18\x03 \x01(\x05\x12\r\n\x05tasks\x18\x04 \x01(\x04\x12\x0e\n\x06\x62usy_s\x18\x05 \x01(\x01\x12\r\n\x05\x61live\x18\x06 \x01(\x08\x12\x17\n\x0fheartbeat_age_s\x18\x07 \x01(\x01\x32\x93\x01\n\tCpuWorker\x12H\n\tConfigure\x12\x1c.moelens.v1.ConfigureRequest\x1a\x1d.moelens.v1.ConfigureResponse\x12<\n\x05Stats\x12\x18.moelens.v1.StatsRequest\x1a\x19.moelens.v1.StatsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bmoelens/v1/cpu_worker.proto\x12\nmoelens.v1\"\x88\x02\n\x10\x43onfigureRequest\x12\x10\n\x08n_layers\x18\x01 \x01(\r\x12\x11\n\tn_q_heads\x18\x02 \x01(\r\x12\x12\n\nn_kv_heads\x18\x03 \x01(\r\x12\x10\n\x08head_dim\x18\x04 \x01(\r\x12\x10\n\x08kv_dtype\x18\x05 \x01(\t\x12\x11\n\tkv_blocks\x18\x06 \x01(\r\x12\x15\n\rmax_sequences\x18\x07 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x08 \x01(\r\x12\x17\n\x0fmax_slot_tokens\x18\t \x01(\r\x12\r\n\x05scale\x18\n \x01(\x02\x12\x16\n\x0epeer_timeout_s\x18\x0b \x01(\x01\x12\x11\n\tchecksums\x18\x0c \x01(\x08\"\xc5\x01\n\x11\x43onfigureResponse\x12\x14\n\x0csegment_path\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x1b\n\x13\x61ttention_processes\x18\x03 \x01(\r\x12\x17\n\x0finstruction_set\x18\x04 \x01(\t\x12\x15\n\rsegment_bytes\x18\x05 \x01(\x04\x12\x16\n\x0ekv_arena_bytes\x18\x06 \x01(\x04\x12\x12\n\nnuma_nodes\x18\x07 \x01(\r\x12\x12\n\nhuge_pages\x18\x08 \x01(\x08\"\x0e\n\x0cStatsRequest\"y\n\rStatsResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x34\n\tprocesses\x18\x02 \x03(\x0b\x32!.moelens.v1.AttentionProcessStats\x12\x0c\n\x04jobs\x18\x03 \x01(\x04\x12\x15\n\rkv_read_bytes\x18\x04 \x01(\x04\"\x87\x01\n\x15\x41ttentionProcessStats\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x0b\n\x03\x63pu\x18\x03 \x01(\x05\x12\r\n\x05tasks\x18\x04 \x01(\x04\x12\x0e\n\x06\x62usy_s\x18\x05 \x01(\x01\x12\r\n\x05\x61live\x18\x06 \x01(\x08\x12\x17\n\x0fheartbeat_age_s\x18\x07 \x01(\x01\x32\x93\x01\n\tCpuWorker\x12H\n\tConfigure\x12\x1c.moelens.v1.ConfigureRequest\x1a\x1d.moelens.v1.ConfigureResponse\x12<\n\x05Stats\x12\x18.moelens.v1.StatsRequest\x1a\x19.moelens.v1.StatsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,15 +32,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'moelens.v1.cpu_worker_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CONFIGUREREQUEST']._serialized_start=44
-  _globals['_CONFIGUREREQUEST']._serialized_end=289
-  _globals['_CONFIGURERESPONSE']._serialized_start=292
-  _globals['_CONFIGURERESPONSE']._serialized_end=489
-  _globals['_STATSREQUEST']._serialized_start=491
-  _globals['_STATSREQUEST']._serialized_end=505
-  _globals['_STATSRESPONSE']._serialized_start=507
-  _globals['_STATSRESPONSE']._serialized_end=628
-  _globals['_ATTENTIONPROCESSSTATS']._serialized_start=631
-  _globals['_ATTENTIONPROCESSSTATS']._serialized_end=766
-  _globals['_CPUWORKER']._serialized_start=769
-  _globals['_CPUWORKER']._serialized_end=916
+  _globals['_CONFIGUREREQUEST']._serialized_end=308
+  _globals['_CONFIGURERESPONSE']._serialized_start=311
+  _globals['_CONFIGURERESPONSE']._serialized_end=508
+  _globals['_STATSREQUEST']._serialized_start=510
+  _globals['_STATSREQUEST']._serialized_end=524
+  _globals['_STATSRESPONSE']._serialized_start=526
+  _globals['_STATSRESPONSE']._serialized_end=647
+  _globals['_ATTENTIONPROCESSSTATS']._serialized_start=650
+  _globals['_ATTENTIONPROCESSSTATS']._serialized_end=785
+  _globals['_CPUWORKER']._serialized_start=788
+  _globals['_CPUWORKER']._serialized_end=935
 # @@protoc_insertion_point(module_scope)

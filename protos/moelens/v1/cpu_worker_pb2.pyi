@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ConfigureRequest(_message.Message):
-    __slots__ = ("n_layers", "n_q_heads", "n_kv_heads", "head_dim", "kv_dtype", "kv_blocks", "max_sequences", "max_context_tokens", "max_slot_tokens", "scale", "peer_timeout_s")
+    __slots__ = ("n_layers", "n_q_heads", "n_kv_heads", "head_dim", "kv_dtype", "kv_blocks", "max_sequences", "max_context_tokens", "max_slot_tokens", "scale", "peer_timeout_s", "checksums")
     N_LAYERS_FIELD_NUMBER: _ClassVar[int]
     N_Q_HEADS_FIELD_NUMBER: _ClassVar[int]
     N_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class ConfigureRequest(_message.Message):
     MAX_SLOT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
     PEER_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     n_layers: int
     n_q_heads: int
     n_kv_heads: int
@@ -30,7 +31,8 @@ class ConfigureRequest(_message.Message):
     max_slot_tokens: int
     scale: float
     peer_timeout_s: float
-    def __init__(self, n_layers: _Optional[int] = ..., n_q_heads: _Optional[int] = ..., n_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_blocks: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_slot_tokens: _Optional[int] = ..., scale: _Optional[float] = ..., peer_timeout_s: _Optional[float] = ...) -> None: ...
+    checksums: bool
+    def __init__(self, n_layers: _Optional[int] = ..., n_q_heads: _Optional[int] = ..., n_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_blocks: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_slot_tokens: _Optional[int] = ..., scale: _Optional[float] = ..., peer_timeout_s: _Optional[float] = ..., checksums: _Optional[bool] = ...) -> None: ...
 
 class ConfigureResponse(_message.Message):
     __slots__ = ("segment_path", "epoch", "attention_processes", "instruction_set", "segment_bytes", "kv_arena_bytes", "numa_nodes", "huge_pages")
