@@ -1,11 +1,11 @@
 """Predicted against measured throughput over a grid: link × KV pool × lengths.
 
-    python bench/prediction.py --model DIR --out docs/prediction.json [--plot docs/prediction.png]
-                               [--table] [--cells N] [--seconds-per-cell S]
+    python bench/prediction.py --model DIR --out FILE [--plot docs/prediction.png] [--rounds R]
+        [--links GB_PER_S ...] [--resident SIZE] [--cells N]
 
-Each link is profiled once (`moe-lens profile`); each cell is one `moe-lens bench`, whose prediction
-is made from that profile and the requests' lengths before the first request is sent. Every other
-cell draws its lengths instead of taking them equal.
+Each emulated link is profiled once (`moe-lens profile`); each cell is one `moe-lens bench`, whose
+prediction is made from that profile and the requests' lengths before the first request is sent.
+Every other cell draws its lengths instead of taking them equal.
 """
 
 import argparse
@@ -16,16 +16,15 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from planner.spec import ModelSpec
 
-# Rates of the emulated link relative to the one that needs as long for a layer as the device
-# needs for a full step; None streams nothing.
-LINKS = {"fast": 2.0, "slow": 0.5, "very slow": 0.25}
-LENGTHS = ((98, 32), (98, 128), (512, 64), (64, 256))
+LINKS = ("fast", "slow", "very slow")
+LENGTHS = ((98, 32), (512, 64), (98, 128), (64, 256))
 POOLS = {"ample": 4.0, "tight": 0.45}  # relative to the KV of all sequences that run at once
 RUNNING = 48  # sequences at once in a cell
 
@@ -45,19 +44,19 @@ class Cell:
 
 def cells(model: ModelSpec, rounds: float) -> Iterator[Cell]:
     """The whole grid."""
-    index = 0
-    for link in LINKS:
-        for pool, share in POOLS.items():
-            for prompt, generated in LENGTHS:
-                tokens = RUNNING * (prompt + generated)
-                kv_bytes = int(share * tokens * model.kv_bytes_per_token)
-                least = 2 * (prompt + generated + 64) * model.kv_bytes_per_token
-                requests = max(RUNNING, round(rounds * RUNNING))
-                index += 1
-                drawn = index % 2 == 0
-                yield Cell(
-                    link, pool, prompt, generated, drawn, requests, int(max(kv_bytes, least))
-                )
+    grid = product(enumerate(LENGTHS), enumerate(LINKS), enumerate(POOLS.items()))
+    for (i, (prompt, generated)), (j, link), (k, (pool, share)) in grid:
+        kv_bytes = share * RUNNING * (prompt + generated) * model.kv_bytes_per_token
+        least_bytes = 2 * (prompt + generated + 64) * model.kv_bytes_per_token
+        yield Cell(
+            link,
+            pool,
+            prompt,
+            generated,
+            drawn=(i + j + k) % 2 == 1,
+            requests=max(RUNNING, round(rounds * RUNNING)),
+            kv_bytes=int(max(kv_bytes, least_bytes)),
+        )
 
 
 def trace(cell: Cell, path: Path) -> None:
@@ -83,24 +82,12 @@ def moe_lens(*arguments: str) -> str:
     return done.stdout
 
 
-def link_rates(model: Path, directory: Path, step_tokens: int) -> dict[str, float]:
-    """GB/s of each link, from a profile without one."""
-    out = directory / "device.json"
-    moe_lens("profile", "--model", str(model), "--out", str(out), "--kv", "256MB")
-    found = json.loads(out.read_text())
-    per_token_s = found["device_time_per_token_s"]["value"]
-    spec = ModelSpec.from_directory(model)
-    layer_bytes = spec.streamed_bytes_per_pass / spec.n_layers
-    balanced = layer_bytes / (per_token_s * step_tokens)
-    return {name: factor * balanced / 1e9 for name, factor in LINKS.items()}
-
-
 def run_cell(
-    cell: Cell, model: Path, profile: Path, rate: float, directory: Path
+    cell: Cell, model: Path, profile: Path, link: list[str], directory: Path
 ) -> dict[str, Any]:
     """Predicted and measured figures of a cell."""
     flags = ["--model", str(model), "--kv", str(cell.kv_bytes), "--hardware", str(profile)]
-    flags += ["--emulate-link-gb-per-s", f"{rate:.6g}", "--max-sequences", str(RUNNING), "--json"]
+    flags += [*link, "--max-sequences", str(RUNNING), "--json"]
     if cell.drawn:
         path = directory / "trace.jsonl"
         trace(cell, path)
@@ -109,7 +96,7 @@ def run_cell(
         lengths = ["--prompt", str(cell.prompt_tokens), "--generate", str(cell.generated_tokens)]
         flags += [*lengths, "--requests", str(cell.requests)]
     report = json.loads(moe_lens("bench", *flags))
-    return {**asdict(cell), "link_gb_per_s": rate, **report}
+    return {**asdict(cell), **report}
 
 
 def table(results: list[dict[str, Any]]) -> str:
@@ -120,7 +107,7 @@ def table(results: list[dict[str, Any]]) -> str:
     ]
     for r in results:
         lines.append(
-            f"| {r['link']} ({r['link_gb_per_s']:.2f}) | {r['pool']} | "
+            f"| {r['link']} ({r['link_gb_per_s']:g}) | {r['pool']} | "
             f"{r['prompt_tokens']}/{r['generated_tokens']} | "
             f"{'drawn' if r['drawn'] else 'equal'} | "
             f"{r['requests']} | {r['predicted']['tokens_per_s']:,.0f} | "
@@ -168,24 +155,25 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--rounds", type=float, default=3.0, help="requests over sequences at once")
-    parser.add_argument("--step-tokens", type=int, default=512, help="of a step at a balanced link")
+    parser.add_argument("--links", type=float, nargs=3, default=(8.0, 4.0, 2.0), help="GB/s")
+    parser.add_argument("--resident", default="800MB", help="of the weights, never streamed")
     parser.add_argument("--cells", type=int, help="only the first so many")
     options = parser.parse_args()
     results = []
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        rates = link_rates(options.model, directory, options.step_tokens)
-        profiles = {}
-        for link, rate in rates.items():
-            profiles[link] = directory / f"{link}.json"
-            moe_lens(
-                *("profile", "--model", str(options.model), "--out", str(profiles[link])),
-                *("--kv", "256MB", "--emulate-link-gb-per-s", f"{rate:.6g}"),
-            )
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        links, profiles = {}, {}
+        for name, rate in zip(LINKS, options.links, strict=True):
+            links[name] = [f"--emulate-link-gb-per-s={rate}", f"--resident={options.resident}"]
+            profiles[name] = directory / f"{name}.json"
+            command = ["profile", "--model", str(options.model), "--out", str(profiles[name])]
+            moe_lens(*command, "--kv=512MB", f"--max-sequences={RUNNING}", *links[name])
+        rates = dict(zip(LINKS, options.links, strict=True))
         grid = list(cells(ModelSpec.from_directory(options.model), options.rounds))
         for cell in grid[: options.cells]:
-            result = run_cell(cell, options.model, profiles[cell.link], rates[cell.link], directory)
-            results.append(result)
+            link = cell.link
+            result = run_cell(cell, options.model, profiles[link], links[link], directory)
+            results.append({**result, "link_gb_per_s": rates[link]})
             options.out.write_text(json.dumps(results, indent=1) + "\n")
             print(f"{cell}: {result['accuracy']:.1%}", file=sys.stderr)
     print(table(results))

@@ -15,7 +15,7 @@ from native.channel import DevicePort
 from planner.hardware import Curve, HardwareSpec
 from planner.spec import ModelSpec
 
-# Without a link a step should be so large that its fixed cost is this share of the rest.
+# A step should at least be so large that its fixed cost is this share of the rest.
 FIXED_SHARE = 0.05
 
 
@@ -60,20 +60,24 @@ def with_short_profile(model: LoadedModel, port: DevicePort) -> LoadedModel:
 def derived(model: LoadedModel, spec: ModelSpec, values: dict[str, float]) -> Measured:
     """Sustained FLOP/s, and the tokens that a step should have.
 
-    n_real: where the device's time for a layer (both groups) equals the layer's transfer time; with
-    nothing to stream, where the fixed part of the time is a small part of the rest.
+    n_real: where the fixed part of the device's time for a layer is a small part of the rest, but
+    not less than where that time (of both groups) equals the layer's transfer time.
     """
     fixed_s, per_token_s = values["device_time_fixed_s"], values["device_time_per_token_s"]
     layer_flops = spec.layers_gemm_flops_per_token / spec.n_layers
-    found = {"gpu_sustained_flops_per_s": layer_flops / per_token_s}
+    groups = 2 if model.worker.pipelined else 1
+    efficient = groups * fixed_s / per_token_s / FIXED_SHARE
+    found = {"gpu_sustained_flops_per_s": layer_flops / per_token_s, "n_real_tokens": efficient}
+    efficiently = f"fixed part of a layer's time is {FIXED_SHARE:.0%} of the rest"
     rate = values.get("link_h2d_bytes_per_s")
     if rate is None:
-        found["n_real_tokens"] = fixed_s / per_token_s / FIXED_SHARE
-        return Measured(found, f"fixed part of a layer's time is {FIXED_SHARE:.0%} of the rest")
-    groups = 2 if model.worker.pipelined else 1
+        return Measured(found, efficiently)
     layer_bytes = sum(block.n_bytes for block in model.store.stages) / spec.n_layers
     transfer_s = layer_bytes * (1 - model.resident_share) / rate
-    found["n_real_tokens"] = max(0.0, transfer_s - groups * fixed_s) / per_token_s
+    hidden = (transfer_s - groups * fixed_s) / per_token_s
+    if hidden < efficient:
+        return Measured(found, efficiently)
+    found["n_real_tokens"] = hidden
     return Measured(found, "device time of a layer equals its transfer time")
 
 
