@@ -30,11 +30,14 @@ class Setting:
     kv_blocks: int = 2048
     chunk_tokens: int | None = None
     step_tokens: int | None = None
+    checksums: bool = False
     more: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def config(self, model: Path, shm_dir: Path) -> StackConfig:
         block_bytes = kv_block_bytes(model, self.dtype)
-        worker = ["--dtype", self.dtype, "--kv", str(self.kv_blocks * block_bytes), "--checksums"]
+        worker = ["--dtype", self.dtype, "--kv", str(self.kv_blocks * block_bytes)]
+        if self.checksums:
+            worker.append("--checksums")
         shm = ("--shm-dir", str(shm_dir))
         gateway: list[str] = []
         if self.chunk_tokens is not None:
