@@ -7,7 +7,7 @@ from tests.faults.poison import harmless
 from tests.faults.rig import Rig
 from tests.faults.soak import LANES, soak
 
-SECONDS = 8.0
+SECONDS = 6.0
 
 
 def test_full_load_with_departures_and_malformed_requests_leaves_nothing_behind(rig: Rig) -> None:

@@ -27,7 +27,7 @@ def test_random_shapes_run_clean(kind: str, tmp_path: Path) -> None:
     command = ["gcc", *flags, "-g", *SANITIZERS[kind], f"-I{build.ROOT / 'native'}"]
     subprocess.run([*command, PROGRAM, *sources, "-o", binary, "-lm", "-lpthread"], check=True)
     result = subprocess.run(
-        [binary, "25"], capture_output=True, text=True, env=os.environ | {"LD_PRELOAD": ""}
+        [binary, "18"], capture_output=True, text=True, env=os.environ | {"LD_PRELOAD": ""}
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert [line.split(":")[0] for line in result.stdout.splitlines()] == list(
