@@ -48,6 +48,7 @@ log = structlog.get_logger("serving")
 # The descriptor of a pipe whose other end the launcher holds: end of file means that it died.
 LIFELINE_VARIABLE = "MOE_LENS_LIFELINE_FD"
 REFLECTION_NAMES = (reflection.SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
+MAX_PENDING_CALLS = 100_000  # accepted by gRPC, not yet by a handler
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,10 @@ async def _start(
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.so_reuseport", 0),
+        # Beyond 1,000 calls that wait for Python, gRPC would cancel some without a word; whether
+        # there is room is for our own queue to say.
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_PENDING_CALLS),
     ]
     server = grpc.aio.server(interceptors=[serving.calls], options=options)
     for servicer, (_, add) in zip(servicers, services, strict=True):

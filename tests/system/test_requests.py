@@ -110,3 +110,16 @@ def test_options_of_the_client_are_those_of_the_protocol() -> None:
     assert dict(message.sampling.logit_bias) == {5: 1.5}
     with pytest.raises(TypeError, match="temprature"):
         request("x", temprature=1.0)  # type: ignore[call-arg]
+
+
+def test_a_burst_of_streams_is_queued_not_cancelled(demo_model: Path) -> None:
+    """More calls than gRPC lets wait by itself, all in the same moment."""
+    prompts = draw_prompts(2000, 8, 4096, seed=5)
+    flags = {"gateway": ("--max-waiting-requests=4000",)}
+
+    async def main() -> None:
+        async with running(demo_model, Setting("bf16", more=flags)) as (_, client):
+            outputs = await greedy(client, prompts, 2)
+            assert [len(output) for output in outputs] == [2] * len(prompts)
+
+    asyncio.run(main())
