@@ -37,7 +37,7 @@ async def ask(
     planner: PlannerStub, info: WorkerInfo, spec: ModelSpec, workload: Workload
 ) -> Plan | None:
     """The planner's prediction for a workload on a worker; None when it has none to give."""
-    stored = spec.with_formats(weights=info.dtype, kv=info.kv_dtype)
+    stored = info.stored(spec)
     case = messages.Case(
         model_config_json=info.model_config_json,
         hardware_json=info.hardware_spec_json,

@@ -41,15 +41,11 @@ class ServedModel:
         self._info = info
         self.validator = Validator(self.name, info, self.tokenizer, self._limits)
 
-    def in_formats_of(self, info: WorkerInfo) -> ModelSpec:
-        """The model as this worker stores it."""
-        return self.spec.with_formats(weights=info.dtype, kv=info.kv_dtype)
-
     def description(self) -> messages.GetModelResponse:
         """What GetModel answers, once the worker is known."""
         info = self._info
         assert info is not None
-        spec = self.in_formats_of(info)
+        spec = info.stored(self.spec)
         return messages.GetModelResponse(
             model=self.name,
             family=spec.family,

@@ -21,8 +21,7 @@ from planner.spec import ModelSpec
 def worker_costs(info: WorkerInfo, model: ModelSpec) -> IterationCosts:
     """Cost terms of this worker. Raises InvalidInputError where its profile lacks a rate."""
     hardware = HardwareSpec.from_json(json.loads(info.hardware_spec_json))
-    stored = model.with_formats(weights=info.dtype, kv=info.kv_dtype)
-    costs = iteration_costs(stored, hardware, info.resident_share)
+    costs = iteration_costs(info.stored(model), hardware, info.resident_share)
     return replace(costs, n_groups=2 if info.schedule == "pipelined" else 1)
 
 

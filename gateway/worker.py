@@ -9,6 +9,7 @@ import structlog
 from moelens.v1 import gpu_worker_pb2 as messages
 from moelens.v1.gpu_worker_pb2_grpc import GpuWorkerStub
 
+from planner.spec import ModelSpec
 from protos.errors import decode_failure
 
 log = structlog.get_logger("worker")
@@ -63,6 +64,10 @@ class WorkerInfo:
     def streams_weights(self) -> bool:
         """Whether there is a link at all; without one the device computes where weights lie."""
         return self.device == "cuda" or self.resident_share < 1
+
+    def stored(self, model: ModelSpec) -> ModelSpec:
+        """The model in the formats in which this worker keeps weights and KV."""
+        return model.with_formats(weights=self.dtype, kv=self.kv_dtype)
 
     @property
     def kv_capacity_tokens(self) -> int:

@@ -97,6 +97,11 @@ class StoredRows:
             self.read_into(first * self.row_bytes, piece)
             yield first, piece.view(self.tensor.dtype).view(n_rows, self.columns)
 
+    def copy_to(self, destination: torch.Tensor) -> None:
+        """Fill `destination` (n_rows, columns) of any float type, converted where that differs."""
+        for first, rows in self.pieces():
+            destination[first : first + len(rows)].copy_(rows)
+
     def read_into(self, first_byte: int, destination: torch.Tensor) -> None:
         """Fill `destination` (uint8) with the tensor's bytes from `first_byte` on."""
         view = memoryview(destination.numpy().data)

@@ -147,9 +147,7 @@ class TorchOps:
         source: StoredRows,
     ) -> None:
         matrix = memory.view(self.dtype).view(rows, columns)
-        for first, piece in source.pieces():
-            begin = first_row + first
-            matrix[begin : begin + len(piece)].copy_(piece)
+        source.copy_to(matrix[first_row : first_row + source.n_rows])
 
     def linear(
         self, memory: Tensor, count: int, rows: int, columns: int, swiglu: bool

@@ -243,13 +243,12 @@ class _Filler:
         if rows is None:
             _, n_rows, columns = slot.shape
             self._ops.pack(task.where, n_rows, columns, task.first_row, slot.swiglu, source)
-        elif tensor.dtype == self._ops.dtype:
-            part = rows[task.first_row : task.first_row + source.n_rows]
-            source.read_into(0, part.view(-1).view(torch.uint8))
         else:
-            for first, piece in source.pieces():
-                begin = task.first_row + first
-                rows[begin : begin + len(piece)].copy_(piece)
+            part = rows[task.first_row : task.first_row + source.n_rows]
+            if tensor.dtype == self._ops.dtype:
+                source.read_into(0, part.view(-1).view(torch.uint8))
+            else:
+                source.copy_to(part)
         self._progress.add(tensor.n_bytes)
 
     def _plain_rows(self, task: _FillTask) -> torch.Tensor | None:

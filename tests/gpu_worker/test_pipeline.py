@@ -110,7 +110,8 @@ def test_streamed_bytes_and_idle_times_are_accounted(
     assert 6 * one_pass - 2 * one_pass / 3 <= moved <= 6 * one_pass + one_pass
     # No faster than the link; a step alone may be, for which the mover had worked ahead.
     assert wall_s >= (moved - one_pass) / 2e7
-    assert all(output.times.idle_link_s > 0 for output in driver.outputs)
+    for output in driver.outputs[1:]:
+        assert output.times.idle_link_s > 0.5 * output.times.total_s
 
 
 def test_the_timeline_has_rows_for_link_device_and_attention(
